@@ -56,13 +56,13 @@ class Scale(NamedTuple):
     growth_nodes: tuple[int, ...] = (500, 5000, 20_000, 50_000)
     shard_nodes: int = 100_000
     """Nodes of replicas with shards."""
-    shards: tuple[int, ...] = (1,)
+    shards: tuple[int, ...] = (1, 2, 4)
     """Numbers of replicas of the controller, each with a shard."""
     rolling_s: float = 20.0
     """Duration of the measurement while 1 % of these nodes change per minute."""
 
 
-QUICK: Final = Scale(1, 50, 2.0, 0.02, 20, 200, 1500, (1, 1), 40, (200,), 200, (1,), 4.0)
+QUICK: Final = Scale(1, 50, 2.0, 0.02, 20, 200, 1500, (1, 1), 40, (200,), 200, (2,), 2.0)
 """Sizes that show in about a minute whether every part can measure. The figures are meaningless."""
 
 

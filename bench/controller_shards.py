@@ -64,8 +64,9 @@ def _with_shards(context: benchmark_servers.BenchContext, shards: int) -> Row:
         )
         server = FakeServer(kubeconfigs[0], context)
         contexts = [_replica(context, path, shards) for path in kubeconfigs]
-        with ThreadPoolExecutor(shards) as pool:  # they share the shards as soon as they start
-            replicas = list(pool.map(stack.enter_context, contexts))
+        # at the same time, so that none holds all shards at first; a replica ends with the thread that started it
+        pool = stack.enter_context(ThreadPoolExecutor(shards))
+        replicas = list(pool.map(stack.enter_context, contexts))
         if shards > 1:
             _wait_until("each replica holds a shard", lambda: server.holders(shards) == shards)
         label_count = round(generated_cluster_objects.ROLLING_SHARE * count)

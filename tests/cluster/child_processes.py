@@ -85,7 +85,7 @@ class ChildProcess(Protocol):
 
 
 class Process:
-    """A program that runs until `stop`, or until the process that started it ends."""
+    """A program that runs until `stop`, or until the thread that started it ends."""
 
     def __init__(
         self,
