@@ -5,6 +5,7 @@ they are used, and by name: the program that is installed on hosts completes not
 """
 
 from importlib import import_module
+from math import isnan
 from typing import Any, Final
 
 import click
@@ -50,6 +51,16 @@ class Size(click.ParamType[int]):
             return quantity.parse(str(value)) // quantity.NANO
         except ValueError as error:
             self.fail(str(error), param, ctx)
+
+
+class FloatRange(click.FloatRange):
+    """A number within bounds. Click compares only, and nan is neither below nor above them."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
+        number: float = super().convert(value, param, ctx)
+        if isnan(number):
+            self.fail(f"{value!r} is not a number.", param, ctx)
+        return number
 
 
 class SecretText(StringParamType):

@@ -21,7 +21,7 @@ import msgspec
 from nodewise.base import clock
 from nodewise.base.errors import BadSettings, Problem, shown
 from nodewise.base.option import Argument, Option
-from nodewise.cli.parameter_types import Duration, FilePath, SecretText, Size
+from nodewise.cli.parameter_types import Duration, FilePath, FloatRange, SecretText, Size
 
 if TYPE_CHECKING:
     from nodewise.agent import AgentKind  # numpy is not part of the program that is installed on hosts
@@ -262,5 +262,5 @@ def click_type_with_bounds(setting: Setting) -> Any:
     }
     if (limits["min"] is None and limits["max"] is None) or setting.field.endswith(("_s", "_bytes")):
         return click_type_of_setting(setting)
-    ranges = {int: click.IntRange, float: click.FloatRange}
+    ranges = {int: click.IntRange, float: FloatRange}
     return ranges[setting.list_element_type](**limits)
