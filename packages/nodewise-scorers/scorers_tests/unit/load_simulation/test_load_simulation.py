@@ -1,5 +1,6 @@
 """Load-aware placements on small clusters and made traces."""
 
+import functools
 import gzip
 import json
 
@@ -12,7 +13,7 @@ from nodewise.scheduling_model import parsed_nodes_and_pods, scheduler_plugins
 from nodewise.scheduling_model.parsed_nodes_and_pods import NodeInfo
 from nodewise_scorers.cli import load as command
 from nodewise_scorers.load_simulation import simulation, workload
-from nodewise_scorers.load_simulation.placements import COMPETITORS, PLACEMENTS, Nodes
+from nodewise_scorers.load_simulation.placements import PLACEMENTS, Nodes, PublishedFormula
 from nodewise_scorers.load_simulation.simulation import LoadResult
 
 
@@ -31,7 +32,16 @@ def folder(traces, tmp_path_factory) -> str:
     text = "\n".join(",".join(f"{100 * value:.0f}" for value in trace) for trace in traces)
     (path / "20110303.csv.gz").write_bytes(gzip.compress(text.encode()))
     (path / "20110306.csv").write_text(text[: len(text) // 2].rpartition("\n")[0])
+    (path / "._20110306.csv").write_text("hidden")
+    (path / "dangling.csv").symlink_to("nowhere")
+    (path / "folder.csv").mkdir()
     return str(path)
+
+
+@pytest.fixture
+def small_cluster(monkeypatch) -> None:
+    """The command simulates 8 nodes, which takes less time."""
+    monkeypatch.setattr(workload, "planetlab", functools.partial(workload.planetlab, nodes=8))
 
 
 def result(overloaded_pct: float) -> LoadResult:
@@ -43,6 +53,7 @@ def result(overloaded_pct: float) -> LoadResult:
     [
         ("10,20,30\n", [[0.1, 0.2, 0.3]]),
         ("10,20,\n30\n", [[0.1, 0.2], [0.3]]),  # lines of different length, a comma at the end
+        ("\ufeff10\r\n20\r\n", [[0.1], [0.2]]),  # as Windows programs save it
         ("10,,30\nnan,50,-\n,,\n", [[0.1, 0.2, 0.3], [0.5, 0.5, 0.5]]),  # missing values, a line without any
     ],
 )
@@ -161,8 +172,9 @@ def test_all_placements_place_all_pods(traces) -> None:
 
 
 def test_known_usage_reduces_overload(traces) -> None:
+    workloads = [workload.planetlab(traces, seed, nodes=20) for seed in (1, 2)]
     runs = {
-        name: [simulation.run(workload.planetlab(traces, seed, nodes=20), name, seed) for seed in (1, 2)]
+        name: [simulation.run(pods, name, seed) for seed, pods in enumerate(workloads)]
         for name in ("default", "target-load-packing", "load", "oracle")
     }
     overload = {name: simulation.mean(results)["overloaded_pct"] for name, results in runs.items()}
@@ -171,10 +183,12 @@ def test_known_usage_reduces_overload(traces) -> None:
 
 
 def test_a_herd_does_not_overload_nodes() -> None:
-    runs = {name: simulation.run(workload.herd(1, nodes=40, pods=1120), name, 1) for name in PLACEMENTS}
+    pods = workload.herd(1, nodes=20, pods=560)
+    runs = {name: simulation.run(pods, name, 1) for name in PLACEMENTS}
     assert {run.waited_steps for run in runs.values()} == {0}
     assert runs["oracle"].overloaded_pct <= runs["load"].overloaded_pct < 0.5
-    assert all(runs[name].overloaded_pct > 5 for name in COMPETITORS)
+    published = [name for name, kind in PLACEMENTS.items() if issubclass(kind, PublishedFormula)]
+    assert all(runs[name].overloaded_pct > 5 for name in published)
 
 
 def test_the_bound_of_the_ratio_is_above_the_ratio() -> None:
@@ -185,20 +199,21 @@ def test_the_bound_of_the_ratio_is_above_the_ratio() -> None:
 
 
 @pytest.mark.parametrize(
-    ("overload_by_ratio", "here", "usable"),
+    ("overload_by_ratio", "ratio"),
     [
-        (lambda ratio: 10 - 40 * ratio, 1.0, 70.0),  # 2 at 0.2, accepted 3: between 0.186 and 0.173
-        (lambda ratio: 40 - 100 * ratio, 20.0, None),
+        (lambda ratio: 10 - 40 * ratio, 0.175),  # 2 at 0.2, accepted 3
+        (lambda ratio: 40 - 100 * ratio, 0.37),  # 20 at 0.2
+        (lambda ratio: 3.0, 0.2),
+        (lambda ratio: 2.0, None),
+        (lambda ratio: 4.0, None),
     ],
 )
-def test_usable_cpu_is_where_the_overload_is_the_accepted_one(overload_by_ratio, here, usable) -> None:
+def test_usable_cpu_is_where_the_overload_is_the_accepted_one(overload_by_ratio, ratio) -> None:
     def figures(ratio: float) -> dict[str, float]:
         return {"overloaded_pct": overload_by_ratio(ratio), "used_pct": 10 / ratio}
 
-    accepted = 3.0
-    pct = command._usable_pct(figures, figures(0.2), 0.2, accepted)
-    ratio = next(r for r in np.arange(0.05, 1, 1e-4) if overload_by_ratio(r) <= accepted)
-    assert pct == pytest.approx(10 / ratio, rel=0.01)
+    pct = command._usable_pct(figures, figures(0.2), 0.2, 3.0)
+    assert pct == (None if ratio is None else pytest.approx(10 / ratio, rel=0.01))
 
 
 def invoke(*arguments: str) -> str:
@@ -207,6 +222,7 @@ def invoke(*arguments: str) -> str:
     return outcome.output
 
 
+@pytest.mark.usefixtures("small_cluster")
 def test_the_command_compares_placements(folder) -> None:
     arguments = ("planetlab", "--traces", folder, "--day", "20110306", "--placement", "default,load")
     document = json.loads(invoke(*arguments, "--runs", "2", "-o", "json"))
@@ -216,14 +232,32 @@ def test_the_command_compares_placements(folder) -> None:
         ("load", 1),
         ("load", 2),
     ]
+    assert (document["request_ratio"], document["distinct_images"]) == (0.2, False)
     assert document["mean"]["default"]["load_ratio"] <= document["mean"]["default"]["load_ratio_bound"] < 1
     table = invoke(*arguments).splitlines()
     assert table[0].split()[:2] == ["PLACEMENT", "ABOVE"]
-    assert [line.split()[0] for line in table[1:]] == ["default", "load"]
+    assert [line.split()[0] for line in table[1:-1]] == ["default", "load"]
+    assert [line.split()[-1] for line in table[1:-1]] == ["-", "-"], "no bound of a single run"
+    assert table[-1].startswith("note: a line of the traces counts as the image of its pods")
+    assert "note" not in invoke(*arguments, "--distinct-images")
 
 
-def test_all_days_are_the_default_and_csv_has_the_runs(folder) -> None:
-    lines = invoke("planetlab", "--traces", folder, "--placement", "random", "-o", "csv").splitlines()
+@pytest.mark.usefixtures("small_cluster")
+def test_usable_cpu_is_relative_to_the_default_plugins(folder) -> None:
+    arguments = ("planetlab", "--traces", folder, "--day", "20110306", "--placement", "load", "--usable")
+    mean = json.loads(invoke(*arguments, "-o", "json"))["mean"]
+    assert list(mean) == ["default", "load"]
+    assert mean["default"]["usable_pct"] == mean["default"]["used_pct"], "its overload is the accepted one"
+    assert mean["load"]["usable_pct"] > mean["default"]["usable_pct"]
+    assert "USABLE" in invoke(*arguments).splitlines()[0]
+
+
+@pytest.mark.usefixtures("small_cluster")
+def test_all_days_are_the_default_and_csv_has_the_runs(folder, tmp_path) -> None:
+    days = tmp_path
+    for name in ("20110303.csv.gz", "20110306.csv"):
+        (tmp_path / name).symlink_to(f"{folder}/{name}")
+    lines = invoke("planetlab", "--traces", str(days), "--placement", "random", "-o", "csv").splitlines()
     assert lines[0].startswith("placement,day,seed,overloaded_pct,")
     assert [line.split(",")[:3] for line in lines[1:]] == [
         ["random", "20110303", "1"],
@@ -236,7 +270,16 @@ def test_all_days_are_the_default_and_csv_has_the_runs(folder) -> None:
     [
         (["planetlab"], BadSettings, "--traces: no folder; expected a folder"),
         (["planetlab", "--traces", "/nowhere"], BadInput, "/nowhere"),
-        (["planetlab", "--traces", "FOLDER", "--day", "20110304"], BadInput, "one of 20110303, 20110306"),
+        (
+            ["planetlab", "--traces", "FOLDER", "--day", "20110304"],
+            BadInput,
+            "one of 20110303, 20110306, dang",
+        ),
+        (["planetlab", "--traces", "FOLDER", "--day", "dangling"], BadInput, "dangling.csv: No such file"),
+        (["planetlab", "--traces", "FOLDER", "--day", "folder"], BadInput, "folder.csv: Is a directory"),
+        (["planetlab", "--traces", "FOLDER", "--usable", "-o", "csv"], BadSettings, "text or json together"),
+        (["herd", "--usable"], BadSettings, "--usable: used with herd"),
+        (["herd", "--request-ratio", "0.3"], BadSettings, "--request-ratio: used with herd"),
         (["planetlab", "--traces", "FOLDER", "--day", "../20110303"], BadInput, "no such file"),
         (["herd", "--placement", "target-load"], BadSettings, "expected target-load-packing, or"),
     ],
@@ -248,3 +291,12 @@ def test_invalid_arguments_are_named(folder, arguments, error, words) -> None:
             [folder if argument == "FOLDER" else argument for argument in arguments],
             catch_exceptions=False,
         )
+
+
+@pytest.mark.parametrize(
+    "option", [("--request-ratio", "nan"), ("--runs", "-1"), ("--runs", "101"), ("--seed", "-1")]
+)
+def test_a_number_out_of_range_is_a_usage_error(folder, option) -> None:
+    outcome = CliRunner().invoke(command.command, ["planetlab", "--traces", folder, *option])
+    assert outcome.exit_code == 2
+    assert f"Invalid value for '{option[0]}'" in outcome.output

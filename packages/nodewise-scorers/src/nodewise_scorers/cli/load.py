@@ -3,6 +3,7 @@
 import csv
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from math import inf
 from typing import Annotated, Any, Final, Literal
 
 import click
@@ -27,6 +28,8 @@ OURS: Final = "load"
 _RATIO_STEP: Final = 0.93
 """By which the request ratio changes in the search for the usable CPU."""
 _MAX_RATIO_STEPS: Final = 16
+_USABLE_RUNS: Final = 10
+"""Runs that the search for the usable CPU takes for each other one, about; for the progress bar."""
 
 
 class LoadOptions(CommandOptions, frozen=True, kw_only=True):
@@ -57,7 +60,7 @@ class LoadOptions(CommandOptions, frozen=True, kw_only=True):
     """Give each batch an image of its own, so that nothing is known about its usage before it runs (planetlab)."""
 
     usable: bool = False
-    """Also determine the usable CPU (planetlab); takes about ten times as long."""
+    """Also determine the usable CPU (planetlab; not in csv); takes about ten times as long."""
 
     output: Annotated[Literal["text", "json", "csv"], Option("-o --output")] = "text"
     """Output format."""
@@ -69,17 +72,23 @@ def command(command_line: CommandLine) -> None:
 
     planetlab: on 60 nodes with 16 cores, batches of replicas arrive while less than 97 % of the cores are requested.
     The replicas of a batch use a line of the day, each with an offset of up to an hour, and request a fifth of their
-    limit. A line is an image: a later batch of the same line is another rollout of the same application. A step is
-    five minutes; statistics are one step old, and the first three hours are not counted. The traces are published: CPU
-    utilization of virtual machines, collected by PlanetLab's CoMon project, with Beloglazov and Buyya, 2012.
+    limit. A step is five minutes; statistics are one step old, and the first three hours are not counted. The traces
+    are published: CPU utilization of virtual machines, collected by PlanetLab's CoMon project, with Beloglazov and
+    Buyya, 2012.
 
-    herd: a Deployment with 50 replicas is scaled up by 7,000 within one scrape, on 250 nodes with different loads.
+    A line counts as an image: a later batch of the same line is another rollout of the same application. Only the
+    placement load uses this: it learns the usage of an image from its earlier pods. With --distinct-images nothing is
+    known about a batch before it runs, and load loses about half of its advantage over the default plugins.
+
+    herd: a Deployment with 50 replicas is scaled up by 7,000 within one scrape, on 250 nodes with different loads. The
+    placement load knows the usage of the pods from the 50 replicas.
 
     \b
     Placements:
       default, random        kube-scheduler's default plugins; any node that fits
       oracle                 knows the future usage of the pods
-      load, safe             the agents of nodewise; load is projected load with usage profiles
+      load                   projected load with usage profiles; only in this simulation, there is no agent for clusters
+      safe                   the agent safe
       target-load-packing, load-variation-risk-balancing, low-risk-over-commitment, peaks
                              the plugins of Trimaran, with default parameters
       koordinator, volcano   LoadAware of Koordinator, usage of Volcano
@@ -91,9 +100,9 @@ def command(command_line: CommandLine) -> None:
       unmet_pct       share of the demand that exceeds its node
       used_pct        mean utilization
       usable_pct      mean utilization at the request ratio at which as many nodes are overloaded as with the
-                      default plugins and --request-ratio
+                      default plugins and --request-ratio; - if none of 16 ratios has so many
       load_ratio      overloaded_pct of load divided by that of the placement; load_ratio_bound is its upper 95 % bound,
-                      from a bootstrap over pairs of runs
+                      from a bootstrap over pairs of runs, and - with one run
 
     \b
     Examples:
@@ -109,9 +118,10 @@ def command(command_line: CommandLine) -> None:
     logs.configure("error", "messages")
     own = command_line.settings(LoadOptions)
     names = _placement_names(own.placements)
-    if own.usable and own.workload == "planetlab":
+    if own.usable:
         names = list(dict.fromkeys([DEFAULT, *names]))  # it defines the accepted overload
     create_workload, days = _workload_factory(own)
+    expected = len(names) * len(days) * own.runs * (_USABLE_RUNS if own.usable else 1)
     with terminal_output.progress_bar("placing") as progress:
         done = 0
 
@@ -124,12 +134,12 @@ def command(command_line: CommandLine) -> None:
                     for name in chosen:
                         results[name].append(simulation.run(pods, name, seed, day))
                         done += 1
-                        progress(done, len(names) * len(days) * own.runs)
+                        progress(done, max(done, expected))
             return results
 
         results = execute(names, own.request_ratio)
         means = {name: simulation.mean(runs) for name, runs in results.items()}
-        if own.usable and own.workload == "planetlab":
+        if own.usable:
             accepted_pct = means[DEFAULT]["overloaded_pct"]
             for name in names:
                 means[name]["usable_pct"] = _usable_pct(
@@ -142,8 +152,8 @@ def command(command_line: CommandLine) -> None:
         for name, runs in results.items():
             theirs, ours = means[name]["overloaded_pct"], means[OURS]["overloaded_pct"]
             means[name]["load_ratio"] = round(ours / theirs, 4) if theirs else None
-            bound = simulation.paired_ratio_bound(results[OURS], runs)
-            means[name]["load_ratio_bound"] = round(bound, 4) if bound != float("inf") else None
+            bound = simulation.paired_ratio_bound(results[OURS], runs) if len(runs) > 1 else inf
+            means[name]["load_ratio_bound"] = round(bound, 4) if bound != inf else None
     _print(own, results, means)
 
 
@@ -164,10 +174,21 @@ def _placement_names(values: Sequence[str]) -> list[str]:
 def _workload_factory(own: LoadOptions) -> tuple[Callable[[str, int, float], SimulatedPods], Sequence[str]]:
     """What creates the workload of a day, a seed and a request ratio, and the days."""
     if own.workload == "herd":
+        used = {
+            "--traces": own.traces,
+            "--day": own.days,
+            "--request-ratio": own.request_ratio != workloads.REQUEST_RATIO,
+            "--distinct-images": own.distinct_images,
+            "--usable": own.usable,
+        }
+        if ignored := [flag for flag, value in used.items() if value]:
+            raise BadSettings("settings", [Problem(ignored[0], "used with herd", "planetlab")])
         return (lambda _day, seed, _ratio: workloads.herd(seed)), [""]
     if not own.traces:
         raise BadSettings("settings", [Problem("--traces", "no folder", "a folder with a file per day")])
-    days = own.days or workloads.trace_days(own.traces)
+    if own.usable and own.output == "csv":
+        raise BadSettings("settings", [Problem("--output", "csv", "text or json together with --usable")])
+    days = own.days or workloads.trace_files(own.traces)
     traces = {day: workloads.read_traces(own.traces, day) for day in dict.fromkeys(days)}
     return (
         lambda day, seed, ratio: workloads.planetlab(
@@ -181,10 +202,11 @@ def _usable_pct(
     here: Mapping[str, float],
     ratio: float,
     accepted_pct: float,
-) -> float:
+) -> float | None:
     """The mean utilization at the request ratio at which the overload is `accepted_pct`, interpolated.
 
-    Smaller requests admit more pods, which raises utilization and overload. `here` are the figures at `ratio`.
+    Smaller requests admit more pods, which raises utilization and overload. `here` are the figures at `ratio`. None if
+    no ratio that is tried has this overload.
     """
     is_below = here["overloaded_pct"] <= accepted_pct
     last = here
@@ -198,7 +220,7 @@ def _usable_pct(
         if (here["overloaded_pct"] <= accepted_pct) != is_below:
             part = (accepted_pct - last["overloaded_pct"]) / (here["overloaded_pct"] - last["overloaded_pct"])
             return round(last["used_pct"] + part * (here["used_pct"] - last["used_pct"]), 4)
-    return here["used_pct"]
+    return None
 
 
 def _print(
@@ -206,13 +228,25 @@ def _print(
 ) -> None:
     runs = [run for of_placement in results.values() for run in of_placement]
     if own.output == "json":
-        click.echo(msgspec.json.encode({"workload": own.workload, "mean": means, "runs": runs}).decode())
+        inputs: dict[str, Any] = {"workload": own.workload}
+        if own.workload == "planetlab":
+            inputs |= {"request_ratio": own.request_ratio, "distinct_images": own.distinct_images}
+        click.echo(msgspec.json.encode({**inputs, "mean": means, "runs": runs}).decode())
         return
     if own.output == "csv":
         lines = csv.DictWriter(sys.stdout, LoadResult.__struct_fields__, lineterminator="\n")
         lines.writeheader()
         lines.writerows(map(msgspec.structs.asdict, runs))
         return
+    _print_table(means)
+    if OURS in means and own.workload == "planetlab" and not own.distinct_images:
+        click.echo(
+            "note: a line of the traces counts as the image of its pods, from which only load learns;"
+            " without that: --distinct-images"
+        )
+
+
+def _print_table(means: Mapping[str, Mapping[str, Any]]) -> None:
     has_ratio, has_usable = OURS in means, any("usable_pct" in row for row in means.values())
     head = ["PLACEMENT", "ABOVE 90 %", "UNMET", "USED", "WAITED"]
     head += ["USABLE"] * has_usable + ["LOAD RATIO", "BOUND"] * has_ratio
@@ -221,7 +255,8 @@ def _print(
         row = [name, f"{figures['overloaded_pct']:.3f} %", f"{figures['unmet_pct']:.4f} %"]
         row += [f"{figures['used_pct']:.1f} %", f"{figures['waited_steps']:.0f}"]
         if has_usable:
-            row.append(f"{figures['usable_pct']:.1f} %")
+            usable = figures["usable_pct"]
+            row.append("-" if usable is None else f"{usable:.1f} %")
         if has_ratio:
             ratios = (figures["load_ratio"], figures["load_ratio_bound"])
             row += ["-" if ratio is None else f"{ratio:.2f}" for ratio in ratios]

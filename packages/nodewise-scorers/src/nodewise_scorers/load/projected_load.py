@@ -35,7 +35,7 @@ def filled_share(requested_share: float) -> float:
     If a quarter of the nodes keeps all free requests, four times the free share of the cluster is free there: the
     rest is taken, which is 92 % of the requests with 98 % requested, and nothing with 75 %.
     """
-    return float(np.clip(1 - (1 - requested_share) / SHELTERED_SHARE, 0, 1))
+    return min(max(1 - (1 - requested_share) / SHELTERED_SHARE, 0.0), 1.0)
 
 
 class Room(NamedTuple):

@@ -1,7 +1,8 @@
 """Placements of the load simulation: they score the nodes that fit a pod.
 
-`default`, `random` and `oracle` are bounds. The agents' placements (`load`, `safe`) call the code of the agents; their
-scores are those of an extender with the weight that `configure` gives it, so the default plugins decide among equals.
+`default`, `random` and `oracle` are bounds. `safe` calls the code of the agent; `load` has no agent for clusters. The
+scores of both are those of an extender with the weight that `configure` gives it, so the default plugins decide among
+equals.
 The published formulas decide alone, as their documentation recommends; among equals a random node is chosen.
 
 Statistics are one step old: each step begins with the usage of the step before.
@@ -135,7 +136,7 @@ class Oracle(Placement):
 
 
 class Load(Placement):
-    """The agent `load`: projected load with usage profiles of applications."""
+    """Projected load with usage profiles of applications."""
 
     def __init__(self, nodes: Nodes) -> None:
         super().__init__(nodes)
@@ -303,5 +304,3 @@ PLACEMENTS: Final[Mapping[str, type[Placement]]] = {
     "load": Load,
     "oracle": Oracle,
 }
-COMPETITORS: Final = tuple(name for name, kind in PLACEMENTS.items() if issubclass(kind, PublishedFormula))
-"""The published formulas."""

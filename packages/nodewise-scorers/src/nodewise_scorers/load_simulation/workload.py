@@ -12,7 +12,7 @@ from typing import Final, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from nodewise.base.errors import BadInput, Problem, shown
+from nodewise.base.errors import BadInput, Problem, shown, truncate
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
@@ -34,7 +34,6 @@ DAY_STEPS: Final = 288
 WARM_UP_STEPS: Final = 36
 
 _MAX_FILE_BYTES: Final = 64 * 2**20
-_SUFFIXES: Final = (".csv.gz", ".csv")
 _FULL_PCT: Final = 100
 _MISSING: Final = ("", "-", "nan", "na", "null")
 
@@ -60,18 +59,21 @@ class SimulatedPods(NamedTuple):
     """Cores by pod and step, 0 outside of its lifetime."""
 
 
-def trace_days(directory: str) -> list[str]:
-    """The days of which the directory has a file, DAY.csv or DAY.csv.gz. BadInput if there is none."""
+def trace_files(directory: str) -> dict[str, Path]:
+    """The files DAY.csv and DAY.csv.gz (which wins) of a directory by day. BadInput if there is none."""
     try:
-        names = sorted(path.name for path in Path(directory).iterdir())
+        paths = sorted(Path(directory).iterdir())
     except OSError as error:
         raise BadInput("--traces", [Problem(directory, error.strerror or str(error), "a folder")]) from error
-    days = dict.fromkeys(
-        name.removesuffix(suffix) for name in names for suffix in _SUFFIXES if name.endswith(suffix)
-    )
-    if not days:
+    files = {
+        path.name.removesuffix(suffix): path
+        for path in paths
+        for suffix in (".csv", ".csv.gz")
+        if path.name.endswith(suffix) and not path.name.startswith(".")
+    }
+    if not files:
         raise BadInput("--traces", [Problem(directory, "no file DAY.csv or DAY.csv.gz", "one file per day")])
-    return list(days)
+    return files
 
 
 def read_traces(directory: str, day: str) -> list[Floats]:
@@ -80,23 +82,23 @@ def read_traces(directory: str, day: str) -> list[Floats]:
     A missing value is interpolated from its neighbours, and a line without values is left out. Lines may have
     different lengths.
     """
-    days = trace_days(directory)
-    if day not in days:
-        raise BadInput(
-            "--day", [Problem(shown(day), "no such file in --traces", f"one of {', '.join(days)}")]
-        )
-    path = next(p for suffix in _SUFFIXES if (p := Path(directory) / f"{day}{suffix}").exists())
+    files = trace_files(directory)
+    if day not in files:
+        wanted = f"one of {truncate(', '.join(files), 200)}"
+        raise BadInput("--day", [Problem(shown(day), "no such file in --traces", wanted)])
+    path = files[day]
     try:
         with gzip.open(path) if path.suffix == ".gz" else path.open("rb") as file:
             content = file.read(_MAX_FILE_BYTES + 1)
     except (OSError, EOFError, zlib.error) as error:
-        raise BadInput("--traces", [Problem(str(path), str(error), "a CSV file")]) from error
+        reason = getattr(error, "strerror", None) or str(error)
+        raise BadInput("--traces", [Problem(str(path), reason, "a CSV file")]) from error
     if len(content) > _MAX_FILE_BYTES:
         raise BadInput(
             "--traces", [Problem(str(path), "more than 64 MiB", "per cent of CPU, a line per machine")]
         )
     traces = []
-    for number, line in enumerate(content.decode(errors="replace").splitlines(), 1):
+    for number, line in enumerate(content.decode("utf-8-sig", errors="replace").splitlines(), 1):
         trace = _parse_trace(line, f"{path}, line {number}")
         if len(trace):
             traces.append(trace)
