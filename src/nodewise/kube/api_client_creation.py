@@ -17,7 +17,7 @@ from nodewise.base.clock import SystemClock
 from nodewise.base.errors import BadSettings, Problem, shown
 from nodewise.kube import credentials, http_transport, kubeconfig
 from nodewise.kube.http_client import ConnectionInfo, HttpApi
-from nodewise.kube.http_transport import AiohttpTransport, RenewingTransport
+from nodewise.kube.http_transport import AiohttpTransport, HttpTransport, RenewingTransport
 from nodewise.kube.kubeconfig import KubeconfigContext, KubeOptions
 from nodewise.kube.write_rate import WriteRate
 from nodewise.observe.metrics_registry import MetricsRegistry, UncountedMetrics
@@ -138,7 +138,7 @@ def _create_transport(
     def make() -> httpx2.AsyncBaseTransport:
         if many_calls and not proxy:
             return AiohttpTransport(tls_credentials.context(), KEPT_S, socket_options)
-        return httpx2.AsyncHTTPTransport(
+        return HttpTransport(
             verify=tls_credentials.context(),
             limits=limits,
             proxy=proxy or None,

@@ -98,11 +98,17 @@ class _SeveralRecordsBackend(httpcore2.AsyncNetworkBackend):
         await self._inner.sleep(seconds)
 
 
+class HttpTransport(httpx2.AsyncHTTPTransport):
+    """The transport of httpx2, with streams that return several TLS records at once."""
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**options)
+        pool = self._pool  # httpx2 has no option for the backend
+        pool._network_backend = _SeveralRecordsBackend(pool._network_backend)  # noqa: SLF001
+
+
 class _Generation:
     def __init__(self, transport: httpx2.AsyncBaseTransport) -> None:
-        if isinstance(transport, httpx2.AsyncHTTPTransport):
-            pool = transport._pool  # noqa: SLF001 - httpx2 has no option for the backend
-            pool._network_backend = _SeveralRecordsBackend(pool._network_backend)  # noqa: SLF001
         self.transport = transport
         self.calls = 0
         self.has_old_certificates = False

@@ -14,6 +14,7 @@ import pytest
 from nodewise.kube import http_transport
 from nodewise.kube.http_transport import (
     AiohttpTransport,
+    HttpTransport,
     RenewingTransport,
     drop_idle_connections,
     is_on_retired_connection,
@@ -217,6 +218,28 @@ async def test_a_stream_without_tls_is_read_once() -> None:
 
     stream = http_transport._SeveralRecordsStream(Plain(b"ab", b"cd"))
     assert await stream.read(4) == b"ab"
+
+
+async def test_connections_of_the_transport_gather_the_events_of_a_watch() -> None:
+    async def respond(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"\r\n\r\n")
+        writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: 0\r\n\r\n")
+        await writer.drain()
+        writer.close()
+
+    server = await asyncio.start_server(respond, "127.0.0.1", 0)
+    port = server.sockets[0].getsockname()[1]
+    transport = RenewingTransport(HttpTransport, lambda: False)
+    async with (
+        server,
+        httpx2.AsyncClient(transport=transport, trust_env=False) as client,
+        client.stream("GET", f"http://127.0.0.1:{port}/") as response,
+    ):
+        stream = response.extensions["network_stream"]
+        assert not stream.is_gathering
+        with http_transport.gathering(response):
+            assert stream.is_gathering
+        assert not stream.is_gathering
 
 
 class EventStream(httpcore2.AsyncNetworkStream):

@@ -54,7 +54,7 @@ def prometheus(monkeypatch: pytest.MonkeyPatch) -> MetricsSource:
         return NodeAttributes({}, {name: name for name in NAMES})
 
     transport = httpx2.MockTransport(lambda _: httpx2.Response(200, content=body()))
-    monkeypatch.setattr(client.httpx2, "AsyncHTTPTransport", lambda **_: transport)
+    monkeypatch.setattr(client, "HttpTransport", lambda **_: transport)
     settings = PrometheusSettings(PrometheusOptions(prometheus_timeout_s=600.0), 60.0)
     return PrometheusSource("http://prometheus.example", settings, nodes, MetricsRegistry())
 

@@ -26,7 +26,7 @@ from nodewise.kube import http_client as kube_client
 from nodewise.kube import http_transport
 from nodewise.kube.api_client_creation import SMALL_RECEIVE_BUFFER
 from nodewise.kube.api_server_interface import BeforeBody
-from nodewise.kube.http_transport import RenewingTransport
+from nodewise.kube.http_transport import HttpTransport, RenewingTransport
 from nodewise.metrics import missing_values, source_table
 from nodewise.metrics.prometheus import query_responses
 from nodewise.metrics.prometheus.options import PrometheusOptions
@@ -306,8 +306,8 @@ class _TlsFiles:
 def _create_client(url: str, tls_files: _TlsFiles, headers: SecretHeaders) -> httpx2.AsyncClient:
     proxy = http_transport.proxy_url(url, os.environ) or None
 
-    def make() -> httpx2.AsyncHTTPTransport:
-        return httpx2.AsyncHTTPTransport(
+    def make() -> HttpTransport:
+        return HttpTransport(
             verify=tls_files.context(),
             proxy=proxy,
             limits=_LIMITS,
