@@ -260,6 +260,7 @@ def test_rules_that_prometheus_cannot_evaluate_are_not_recorded(recording: Recor
         {"metric": "misspelt"},
         {"query": "rate(temp) > 0"},
         {"metric": "temp", "aggregate": "avg"},
+        {"query": "temp[5m]"},
     ]
     file = tmp_path / "policy.yaml"
     file.write_text(yaml.safe_dump(policy(rules)))
@@ -269,12 +270,19 @@ def test_rules_that_prometheus_cannot_evaluate_are_not_recorded(recording: Recor
     assert done.returncode == 3
     assert [group["name"] for group in yaml.safe_load(done.stdout)["groups"]] == ["node:one:nodewise_last"]
     messages = done.stderr.splitlines()
-    assert len(messages) == 3
+    assert len(messages) == 4
     assert "spec.avoid[1]: 'misspelt': Prometheus has no series of it" in messages[0]
     assert 'expected type range vector in call to function "rate"' in messages[1]
     assert "a mean needs all series" in messages[2]
+    assert "expected type instant vector" in messages[3]
     changed = yaml.safe_load(record(file, "policies", *options, code=3))["spec"]["avoid"]
-    assert [rule.get("metric") for rule in changed] == ["node:one:nodewise_last", "misspelt", None, "temp"]
+    assert [rule.get("metric") for rule in changed] == [
+        "node:one:nodewise_last",
+        "misspelt",
+        None,
+        "temp",
+        None,
+    ]
 
 
 def test_the_maximum_age_follows_from_the_samples_of_prometheus(

@@ -33,7 +33,12 @@ from nodewise.policies.policy_namespace_trust import NAMESPACES
 from nodewise.policies.policy_objects import RESOURCES, PolicyMetadata, PolicyObject
 from nodewise.policies.state import POLICY_KINDS
 from nodewise.policy_tools import policy_writer, query_lint, recording_rules
-from nodewise.policy_tools.recording_rules import PolicyRecorder, RecordedSource, RecordingSettings
+from nodewise.policy_tools.recording_rules import (
+    ChangedRule,
+    PolicyRecorder,
+    RecordedSource,
+    RecordingSettings,
+)
 
 _LAST_APPLIED: Final = "kubectl.kubernetes.io/last-applied-configuration"
 _GROUPS_PER_OBJECT: Final = 200
@@ -126,45 +131,64 @@ def command(command_line: CommandLine) -> None:
         expected = "either files with policies, or --cluster"
         raise BadSettings("settings", [Problem("FILE", actual, expected)])
     labels = _parse_labels(own.label)
-    recorder, policies = asyncio.run(_record(own, command_line))
+    recorder, policies, not_evaluated = asyncio.run(_record(own, command_line))
     if own.output == "policies":
         documents = policies
     else:
         groups = recording_rules.recording_groups(recorder.sources, recorder.settings)
         documents = [{"groups": groups}] if own.output == "rules" else _rule_objects(own.name, labels, groups)
     click.echo("---\n".join(map(policy_writer.format_policy, documents)), nl=False)
-    unchanged = [rule for rule in recorder.rules if rule.why_not]
-    for rule in unchanged:
-        terminal_output.print_message(
-            f"not recorded: {rule.policy.text()}: {rule.path}: "
-            f"{shown(rule.source.query or rule.source.metric)}: {rule.why_not}"
-        )
+    unchanged = _describe_unchanged_rules(recorder.rules, not_evaluated)
+    for text in unchanged:
+        terminal_output.print_message(f"not recorded: {text}")
     click.get_current_context().exit(terminal_output.NO if unchanged else terminal_output.DONE)
+
+
+def _describe_unchanged_rules(
+    rules: Sequence[ChangedRule], not_evaluated: Mapping[PolicyKey, str]
+) -> list[str]:
+    """Each rule that keeps its metric, then the policies with rules that are not evaluated."""
+    kept = [
+        f"{rule.policy.text()}: {rule.path}: {shown(rule.source.query or rule.source.metric)}: {rule.why_not}"
+        for rule in rules
+        if rule.why_not
+    ]
+    return kept + [f"{key.text()}: rules that are not evaluated: {why}" for key, why in not_evaluated.items()]
 
 
 async def _record(
     own: RecordingRulesOptions, command_line: CommandLine
-) -> tuple[PolicyRecorder, list[dict[str, Any]]]:
-    """The recorder of all policies, and the changed policies."""
+) -> tuple[PolicyRecorder, list[dict[str, Any]], dict[PolicyKey, str]]:
+    """The recorder of all policies, the changed policies, and why rules of some policies are not evaluated."""
     options = command_line.agent_options(KIND)
     assert isinstance(options, TelemetryOptions)
     objects = await _read_objects(own, command_line.settings(ClusterOptions), options)
     sync_period_s = command_line.settings(RefreshOptions).sync_period_s
+    parsed = KIND.state(options, sync_period_s).policies(objects)
     usable = {
         key: frozenset(
             RecordedSource.of_request(comparison.metric_request())
             for comparison in policy.usable_comparisons()
         )
-        for key, policy in KIND.state(options, sync_period_s).policies(objects).items()
+        for key, policy in parsed.items()
+    }
+    not_evaluated = {
+        key: why
+        for key, policy in parsed.items()
+        if (
+            why := policy.not_trusted
+            or next(filter(None, (each.unusable for each in policy.comparisons())), "")
+        )
     }
     sources = frozenset[RecordedSource]().union(*usable.values())
     prometheus = command_line.settings(PrometheusOptions)
     settings = RecordingSettings(
         series_labels(prometheus), own.interval_s, sync_period_s, options.max_age_s, own.scrape_interval_s
     )
-    facts = _facts_without_prometheus(sources)
     if prometheus.prometheus_url:
         facts = await _ask_prometheus(prometheus, sources, settings)
+    else:
+        facts = _facts_without_prometheus(sources)
     recorder = PolicyRecorder(
         settings._replace(has_quoted_labels=facts.has_quoted_labels), facts.distances_s, facts.refusals
     )
@@ -173,7 +197,7 @@ async def _record(
         for plural, kind in POLICY_KINDS.items()
         for name, policy in objects[plural].items()
     ]
-    return recorder, policies
+    return recorder, policies, not_evaluated
 
 
 def _parse_labels(texts: Sequence[str]) -> dict[str, str]:
@@ -209,9 +233,15 @@ async def _read_objects(
 
 
 def _facts_without_prometheus(sources: Collection[RecordedSource]) -> _PrometheusFacts:
-    """One query that Prometheus cannot parse would make it refuse the whole file."""
+    """One query that Prometheus cannot parse would make it refuse the whole file: those in doubt are refused."""
     why = "the syntax of the query is not known: give --prometheus-url, so that Prometheus parses it"
-    unknown = (source for source in sources if source.query and not query_lint.has_known_syntax(source.query))
+    queries = [source for source in sources if source.query]
+    unknown = [source for source in queries if not query_lint.has_known_syntax(source.query)]
+    if len(unknown) < len(queries):
+        terminal_output.print_message(
+            "Warning: Prometheus has not parsed the queries, and refuses a file with one that it cannot parse: "
+            "give --prometheus-url, or check the rules with promtool check rules"
+        )
     return _PrometheusFacts(refusals=dict.fromkeys(unknown, why))
 
 
@@ -230,7 +260,10 @@ async def _ask_prometheus(
         for source in sources:
             if source.why_not_recorded() or recording_rules.original_source(source.metric or source.query):
                 continue
-            if error := await client.parse_error(recording_rules.rule_expression(source, settings)):
+            # the result of a rule is a vector, which `count` requires
+            if error := await client.parse_error(
+                f"count(\n{recording_rules.rule_expression(source, settings)}\n)"
+            ):
                 refusals[source] = f"Prometheus cannot parse its recording rule: {error}"
             elif source.has_sample_times:
                 counts = f"count_over_time({source.expression}[{promql_duration(LOOKBACK_S)}])"

@@ -79,6 +79,8 @@ _OF_TIME: Final = frozenset(
     {"hour", "minute", "month", "year", "day_of_month", "day_of_week", "day_of_year", "days_in_month"}
 )
 """Functions that have the time of the evaluation as their default argument."""
+_CLAUSES: Final = frozenset({"by", "without", "on", "ignoring", "group_left", "group_right"})
+"""Keywords before names of labels."""
 _NODE_WORDS: Final = ("node", "host", "instance")
 """Parts of names of labels that may name a node."""
 
@@ -141,9 +143,11 @@ def check_queries(spec: Any, prometheus: PrometheusFacts = PrometheusFacts()) ->
 
 
 def has_known_syntax(query: str) -> bool:
-    """Whether a query is an expression in a syntax that this module knows, with balanced brackets."""
+    """Whether a query is an expression in a syntax that this module and each version of Prometheus know: with balanced
+    brackets, and without names in quotes, which are new in version 3.
+    """
     try:
-        return not isinstance(_parse(query), _Unknown)
+        return not isinstance(_parse(query), _Unknown) and not _has_quoted_name(_bracket_tokens(query))
     except (UnbalancedError, RecursionError):
         return False
 
@@ -278,6 +282,19 @@ def _bracket_tokens(query: str) -> tuple[_Token, ...]:
         opening = stack[-1][0]
         raise UnbalancedError(f'"{opening}" without "{_PAIRS[opening]}"', "balanced brackets")
     return tuple(stack[0][1])
+
+
+def _has_quoted_name(tokens: Sequence[_Token], opening: str = "") -> bool:
+    """Whether one of the names in braces, or of the labels of a clause, is in quotes."""
+    before = _Token("", "," if opening == "{" else "")
+    for token in tokens:
+        if token.kind == "string" and (opening == "by" or (opening == "{" and before.text == ",")):
+            return True
+        within = "by" if token.kind == "(" and before.word in _CLAUSES else token.kind
+        if _has_quoted_name(token.inner, within):
+            return True
+        before = token
+    return False
 
 
 class _Parser:

@@ -6,8 +6,10 @@ nodewise. A recording rule reads them once per interval, and stores one series f
 The verdicts are those of the original policy, at most one interval later:
 
 - A recorded series keeps the labels that identify nodes, clusters and replicas, so nodewise finds the nodes of recorded
-  series as of the original ones. Series are combined as `node_matching` does: those that have ended count only for a
-  node that has no others, and infinities do not count for `max` and `min`.
+  series as of the original ones. Only a label that names nodes without being a default or in the options is lost where
+  series are combined: an exporter that reports about other nodes needs `--prometheus-node-label`. Series are combined
+  as `node_matching` does: those that have ended count only for a node that has no others, and infinities do not count
+  for `max` and `min`.
 - The time of a recorded sample is that of the evaluation, not of the scrape. So a sample is recorded while it is no
   older than two intervals, and the maximum age of the recorded series is that of the rule less two intervals: a node
   loses its value at the same age as before, or up to one interval earlier.
@@ -155,7 +157,8 @@ def original_source(metric: str) -> RecordedSource | None:
     match = _RECORDED_NAME.fullmatch(metric)
     if match is None or match[3]:
         return None
-    return RecordedSource(match[1], aggregate="" if match[2] == _LAST else match[2])
+    source = RecordedSource(match[1], aggregate="" if match[2] == _LAST else match[2])
+    return None if source.why_not_recorded() else source
 
 
 def rule_expression(source: RecordedSource, settings: RecordingSettings) -> str:

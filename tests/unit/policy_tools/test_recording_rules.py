@@ -2,13 +2,16 @@
 
 import re
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import msgspec
 import pytest
 import yaml
+from click.testing import CliRunner, Result
 
 from nodewise.base import clock
+from nodewise.cli import main
 from nodewise.metrics.prometheus.node_matching import series_labels
 from nodewise.metrics.prometheus.options import PrometheusOptions
 from nodewise.policies.placement_policy import PolicyKey
@@ -142,6 +145,14 @@ def test_recording_again_changes_nothing_and_keeps_the_rules() -> None:
     assert len(recorder.sources) == 2
 
 
+def test_a_metric_with_a_recorded_name_that_no_run_prints_needs_no_rule() -> None:
+    spec = {"avoid": [{"metric": "node:temp:nodewise_avg"}, {"metric": "node:cpu_usage:nodewise_max"}]}
+    changed, recorder = change(spec)
+    assert changed == spec
+    assert recorder.sources == set()
+    assert all("keep the recording rule" in rule.why_not for rule in recorder.rules)
+
+
 @pytest.mark.parametrize(
     ("rule", "key", "expected"),
     [
@@ -200,6 +211,55 @@ def test_policies_share_recording_rules_and_each_has_its_group() -> None:
     assert first["name"] == first["rules"][0]["record"] != second["name"]
     assert second["interval"] == "15s"
     assert recording_rules.rule_expression(other, SETTINGS) == "(\nload\n# comment (\n)"
+
+
+def run(file: Path, **spec: Any) -> Result:
+    """The command for one policy, without Prometheus."""
+    metadata = {"name": "cool"}
+    api_version = "nodewise.io/v1alpha1"
+    document = {"apiVersion": api_version, "kind": "ClusterPlacementPolicy", "metadata": metadata}
+    selectors = {"namespaceSelector": {}, "podSelector": {}}
+    file.write_text(yaml.safe_dump({**document, "spec": {**selectors, **spec}}))
+    return CliRunner().invoke(main.command, ["policy", "recording-rules", str(file)])
+
+
+@pytest.mark.parametrize(
+    ("spec", "expected"),
+    [
+        ({"avoid": [{"metric": "temp", "above": 1, "maxAge": "x"}]}, "spec.avoid[0].maxAge: 'x';"),
+        ({"avoid": [{"metric": "a"}, {"metric": "temp", "above": 1}]}, "spec.avoid[0]: no operator;"),
+        ({"avoid": 5}, "spec.avoid: 5;"),
+    ],
+)
+def test_policies_that_are_not_evaluated_are_named(
+    tmp_path: Path, spec: dict[str, Any], expected: str
+) -> None:
+    done = run(tmp_path / "policy.yaml", **spec)
+    assert done.exit_code == 3
+    assert yaml.safe_load(done.stdout) == {"groups": []}
+    assert (
+        f"not recorded: cluster placement policy cool: rules that are not evaluated: {expected}"
+        in done.stderr
+    )
+
+
+@pytest.mark.parametrize(
+    "query",
+    ['{"my.metric"}', 'temp{a="b", "k.l"=~"x"} * 2', 'max by ("k.l", node) (temp)', "a * on (node, 'b.c') b"],
+)
+def test_names_in_quotes_are_recorded_only_if_prometheus_parses_them(tmp_path: Path, query: str) -> None:
+    """Version 2 would refuse the whole file."""
+    done = run(tmp_path / "policy.yaml", avoid=[{"query": f"{query} + 0", "above": 1}])
+    assert done.exit_code == 3
+    assert "give --prometheus-url" in done.stderr
+
+
+def test_queries_that_prometheus_has_not_parsed_are_warned_of(tmp_path: Path) -> None:
+    query = {"query": "label_replace(temp, 'a', '$1', \"b\", '(.*)') + c{d='e'}", "above": 1}
+    done = run(tmp_path / "policy.yaml", avoid=[query])
+    assert done.exit_code == 0
+    assert "Warning: Prometheus has not parsed the queries" in done.stderr
+    assert run(tmp_path / "policy.yaml", avoid=[{"metric": "temp", "above": 1}]).stderr == ""
 
 
 @pytest.mark.parametrize(
