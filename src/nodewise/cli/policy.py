@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, NamedTuple
 import click
 import msgspec
 
-from nodewise.base.errors import BadInput, Problem, did_you_mean, shown
+from nodewise.base.errors import BadInput, NodewiseError, Problem, did_you_mean, shown
 from nodewise.base.option import Argument, Option
 from nodewise.cli import terminal_output
 from nodewise.cli.options_from_settings import CommandLine, settings_command
@@ -206,7 +206,12 @@ def _prometheus_facts(
             try:
                 client = PrometheusClient(connection, options.prometheus_timeout_s)
                 errors |= {query: error for query in queries if (error := await client.parse_error(query))}
-                own_names = await client.metric_names(time.time() - _NAMES_RANGE_S)
+                try:
+                    own_names = await client.metric_names(time.time() - _NAMES_RANGE_S)
+                except NodewiseError as error:  # a gateway may allow only queries
+                    terminal_output.print_message(f"Warning: the names of metrics are not known: {error}")
+                    is_complete = False
+                    continue
             finally:
                 await connection.http.aclose()
             names.update(own_names)

@@ -1,10 +1,15 @@
 """The checks of queries report what is certain, and nothing else."""
 
+from pathlib import Path
 from typing import Any
 
+import httpx2
 import msgspec
 import pytest
+from click.testing import CliRunner
 
+from nodewise.cli import main
+from nodewise.metrics.prometheus import client
 from nodewise.policy_tools import policy_lint, query_lint
 from nodewise.policy_tools.query_lint import PrometheusFacts
 from tests.unit.policy_tools.query_cases import CASES, NO_NODE, UNBALANCED, QueryCase
@@ -138,3 +143,25 @@ def test_notes_about_queries_are_shown_beside_problems() -> None:
     assert [note.field for note in policy_lint.notes(text, "ClusterPlacementPolicy", 5.0)] == [
         "spec.avoid[0].query"
     ]
+
+
+def test_a_gateway_without_names_of_metrics_does_not_prevent_lint(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    def respond(request: httpx2.Request) -> httpx2.Response:
+        if request.url.path != "/api/v1/query":
+            return httpx2.Response(403, text="forbidden")
+        return httpx2.Response(
+            200, json={"status": "success", "data": {"resultType": "vector", "result": []}}
+        )
+
+    monkeypatch.setattr(client, "HttpTransport", lambda **_: httpx2.MockTransport(respond))
+    file = tmp_path / "policy.yaml"
+    file.write_text(
+        "{apiVersion: nodewise.io/v1alpha1, kind: ClusterPlacementPolicy, metadata: {name: a}, spec: {podSelector: {},"
+        " namespaceSelector: {}, avoid: [{query: up, above: 1}, {metric: other, above: 1}]}}"
+    )
+    arguments = ["policy", "lint", str(file), "--prometheus-url=http://prometheus.example"]
+    done = CliRunner().invoke(main.command, arguments)
+    assert done.exit_code == 0, done.stderr
+    assert "Warning: the names of metrics are not known" in done.stderr
