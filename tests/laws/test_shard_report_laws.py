@@ -19,7 +19,13 @@ from nodewise.policies.placement_policy import PolicyKey
 from nodewise.policies.policy_objects import PolicyMetadata, PolicyObject
 from nodewise.policies.policy_status import StatusFacts
 from nodewise.policies.policy_status_fields import PlacementPolicyStatus, RuleCounts
-from nodewise.policies.shard_reports import PolicyShardReport, ShardReport, ShardReports
+from nodewise.policies.shard_reports import (
+    Pattern,
+    PolicyShardReport,
+    ReportedReason,
+    ShardReport,
+    ShardReports,
+)
 from nodewise.policies.state import TelemetryState, TelemetryStateBuilder
 from nodewise.policies.verdict_labels import label_key
 from tests.unit.policies.policy_snapshot_builders import namespaces, series
@@ -36,6 +42,8 @@ class FixedOwnership(NodeOwnership):
         self._own = own
         self._shards = shards
         self._reports = reports
+        self.since = 0.0
+        """The time from which snapshots have all nodes."""
 
     @property
     def shards(self) -> int:
@@ -43,6 +51,9 @@ class FixedOwnership(NodeOwnership):
 
     def own_shards(self) -> frozenset[int]:
         return frozenset([self._own])
+
+    def is_whole(self, at: float) -> bool:
+        return at >= self.since
 
     def tenure(self) -> Tenure:
         return Tenure()
@@ -186,6 +197,54 @@ def test_shard_without_a_report_leaves_the_whole_unknown() -> None:
     assert ShardReports(FixedOwnership(0, 2, reports)).others() is None
     assert ShardReports(FixedOwnership(1, 2, reports)).others() == [reports[0]]
     assert ShardReports(FixedOwnership(1, 3, reports)).has_values("heat") is None
+
+
+def test_snapshot_without_all_nodes_of_own_shards_leaves_the_whole_unknown() -> None:
+    ownership = FixedOwnership(1, 2, {0: ShardReport((0,), 1)})
+    ownership.since = 10.0
+    reports = ShardReports(ownership)
+    reports.at = 9.0
+    assert reports.others() is None
+    reports.at = 10.0
+    assert reports.others() == [ShardReport((0,), 1)]
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_each_policy_counts_its_nodes_with_rare_sets_of_reasons(
+    seed: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(shard_reports, "_MAX_PATTERNS", 1)
+    chance = random.Random(seed)
+    names = [f"n{number}" for number in range(20)]
+    policies = random_policies(chance)
+    values = {metric: {name: chance.randint(0, 9) for name in names} for metric in METRICS}
+    metrics = MetricsSnapshot({metric: series(metric, **of_metric) for metric, of_metric in values.items()})
+    elsewhere = state_of(names, policies, metrics, None)
+    own = state_of([], policies, metrics, None)
+    extending = shard_reports.extend_states(own.policies, [report_of(0, names, elsewhere)])
+    whole = cooperative_scheduling.run_without_pauses(extending)
+    union = np.zeros(len(names), bool)
+    expected_union = np.zeros(len(names), bool)
+    for key, state in elsewhere.policies.items():
+        counted, expected = whole[key].verdict, state.verdict
+        assert counted is not None
+        assert expected is not None
+        assert np.count_nonzero(counted.codes[:-1]) == np.count_nonzero(expected.codes[:-1])
+        union |= counted.codes[:-1] > 0
+        expected_union |= expected.codes[:-1] > 0
+    assert np.count_nonzero(union) <= np.count_nonzero(expected_union)
+
+
+def test_namespace_with_very_many_policies_leaves_those_of_others_in_the_report() -> None:
+    chance = random.Random(2)
+    uids = [f"{chance.getrandbits(128):032x}" for _ in range(10_000)]
+    policies = dict.fromkeys([*uids, "other"], PolicyShardReport(generation=1, rejected_nodes=3))
+    reasons = tuple(ReportedReason(uid, "a reason") for uid in policies)
+    report = ShardReport((0,), 9, {}, policies, reasons, (Pattern(3, (len(uids),)),))
+    decoded = shard_reports.decode(shard_reports.encode(report, dict.fromkeys(uids, "hostile")))
+    assert decoded is not None
+    assert list(decoded.policies) == [*uids[:50], "other"]
+    assert decoded.reasons[len(uids)] == ReportedReason("other", "a reason")
 
 
 def test_unreadable_report_counts_as_none() -> None:

@@ -70,6 +70,10 @@ class NodeOwnership(Protocol):
         """The shards whose nodes this replica evaluates and writes."""
         ...
 
+    def is_whole(self, at: float) -> bool:
+        """Whether a snapshot of this time, in seconds since 1970, has the nodes of all these shards, and no others."""
+        ...
+
     def live_annotations(self) -> Mapping[int, Mapping[str, str]]:
         """By shard that a replica holds, the annotations of its Lease as they were last read."""
         ...

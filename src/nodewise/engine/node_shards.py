@@ -37,6 +37,9 @@ class NodeShards(NodeOwnership):
         """As in `Tenure.shards`."""
         self._ready_at: dict[tuple[int, int], float] = {}
         """The time of readiness, in seconds since 1970."""
+        self._settled_at: float | None = None
+        """The time since when the nodes are exactly those of the watched shards, in seconds since 1970; None while they
+        are listed."""
         self._numbers: dict[int, int] = {}
         """The acquisition of each watched shard."""
         self._select()
@@ -61,6 +64,10 @@ class NodeShards(NodeOwnership):
             return tenure
         return tenure._replace(shards=tenure.shards & self._ready_at.keys())
 
+    def is_whole(self, at: float) -> bool:
+        settled_at = self._settled_at
+        return settled_at is not None and settled_at <= at and self._election.tenure().shards == self._watched
+
     def write_timeout_s(self, uid: str, at: float) -> float:
         if self._election.shards == 1:
             return self._election.leader.left_s if self._election.leads else 0.0
@@ -74,6 +81,7 @@ class NodeShards(NodeOwnership):
         while True:
             self._watched = self._election.tenure().shards
             self._ready_at = {held: at for held, at in self._ready_at.items() if held in self._watched}
+            self._settled_at = None
             self._select()
             nodes.request_relist()
             tasks = [
@@ -101,6 +109,7 @@ class NodeShards(NodeOwnership):
             await self._clock.sleep(_RETRY_S)
         now = self._clock.now()
         self._ready_at = {held: self._ready_at.get(held, now) for held in self._watched}
+        self._settled_at = now
 
     def _select(self) -> None:
         self._numbers = dict(self._watched)

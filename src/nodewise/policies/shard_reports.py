@@ -9,9 +9,12 @@ counts the nodes by the set of reasons for which policies reject them.
 """
 
 import base64
+import math
 import zlib
+from collections import Counter
 from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from itertools import chain
+from types import MappingProxyType
 from typing import Final, Literal
 
 import msgspec
@@ -33,8 +36,11 @@ ANNOTATION: Final = "nodewise.io/shard-report"
 _MAX_BYTES: Final = 160 * 1024
 """All annotations of an object may have 256 KiB."""
 _MAX_JSON: Final = 32 * 1024 * 1024
+_MOST_POLICIES: Final = (50, 5)
+"""Policies of a namespace in a report that would be too long with all."""
 _MAX_PATTERNS: Final = 256
-"""Sets of reasons that are counted separately. Nodes with rarer ones count as if no policy rejected them."""
+"""Sets of reasons that are counted separately. Of nodes with rarer ones, only the number that each policy rejects is
+known, and several policies count as rejecting the same ones."""
 
 
 class PolicyShardReport(msgspec.Struct, frozen=True, rename="camel", omit_defaults=True):
@@ -93,23 +99,35 @@ class ShardReport(msgspec.Struct, frozen=True, rename="camel", omit_defaults=Tru
     patterns: tuple[Pattern, ...] = ()
 
 
-def encode(report: ShardReport) -> str:
-    """The report as an annotation. If it is too long, it lists no nodes, and then no rules."""
-    shorter: Sequence[Callable[[RuleCounts], RuleCounts | None]] = (
-        lambda rule: rule,
-        lambda rule: msgspec.structs.replace(
-            rule,
-            node_states=None if rule.node_states is None else (),
-            unlisted_nodes=rule.unlisted_nodes + len(rule.rejected_nodes()),
+def encode(report: ShardReport, namespaces: Mapping[str, str] = MappingProxyType({})) -> str:
+    """The report as an annotation. If it is too long, it lists no nodes, then no rules, and then only some policies of
+    each namespace: who creates many policies does not stop those of others. `namespaces` are those of policies by uid.
+    """
+    shorter: Sequence[tuple[Callable[[RuleCounts], RuleCounts | None], float]] = (
+        (lambda rule: rule, math.inf),
+        (
+            lambda rule: msgspec.structs.replace(
+                rule,
+                node_states=None if rule.node_states is None else (),
+                unlisted_nodes=rule.unlisted_nodes + len(rule.rejected_nodes()),
+            ),
+            math.inf,
         ),
-        lambda _: None,
+        *((lambda _: None, most) for most in (math.inf, *_MOST_POLICIES)),
     )
-    for shorten in shorter:
-        policies = {
-            uid: msgspec.structs.replace(policy, rules=tuple(filter(None, map(shorten, policy.rules))))
-            for uid, policy in report.policies.items()
-        }
-        data = msgspec.json.encode(msgspec.structs.replace(report, policies=policies))
+    for shorten, most in shorter:
+        counts: Counter[str] = Counter()
+        policies: dict[str, PolicyShardReport] = {}
+        for uid, policy in report.policies.items():
+            namespace = namespaces.get(uid, "")
+            counts[namespace] += 1
+            if counts[namespace] <= most:
+                rules = tuple(filter(None, map(shorten, policy.rules)))
+                policies[uid] = msgspec.structs.replace(policy, rules=rules)
+        reasons = tuple(
+            reason if reason.uid in policies else ReportedReason("", "") for reason in report.reasons
+        )
+        data = msgspec.json.encode(msgspec.structs.replace(report, policies=policies, reasons=reasons))
         text = base64.b64encode(zlib.compress(data)).decode()
         if len(text) <= _MAX_BYTES:
             return text
@@ -190,9 +208,13 @@ class ShardReports:
         self._ownership = ownership
         self._decoded: dict[str, ShardReport | None] = {}
         """By annotation."""
+        self.at = math.inf
+        """The time of the snapshot that the reports complete, in seconds since 1970."""
 
     def others(self) -> list[ShardReport] | None:
-        """The reports of all other shards; None while one of them has none."""
+        """The reports of all other shards; None while one of them has none, or the snapshot lacks nodes of own ones."""
+        if not self._ownership.is_whole(self.at):
+            return None
         own = self._ownership.own_shards()
         live = self._ownership.live_annotations()
         texts = {live[shard].get(ANNOTATION, "") for shard in live.keys() - own}
@@ -281,6 +303,11 @@ def _extend_verdict(verdict: AvoidVerdict, uid: str, reports: Sequence[ShardRepo
             codes[number] = known[reason.reason]
         of_patterns = [next(filter(None, map(codes.get, each.reasons)), 0) for each in report.patterns]
         counts = [each.count for each in report.patterns]
-        rest = report.nodes - sum(counts)
-        parts.append(np.repeat(np.array([*of_patterns, 0], np.int16), [*counts, max(rest, 0)]))
+        rest = max(0, report.nodes - sum(counts))
+        counted = sum(each.count for each, code in zip(report.patterns, of_patterns, strict=True) if code)
+        rejected = report.policies[uid].rejected_nodes if uid in report.policies else 0
+        # the first ones for each policy, so that no node that all accept seems to be rejected
+        beyond = min(rest, max(0, rejected - counted)) if codes else 0
+        more = min(codes.values(), default=0)
+        parts.append(np.repeat(np.array([*of_patterns, more, 0], np.int16), [*counts, beyond, rest - beyond]))
     return verdict._replace(codes=np.concatenate([*parts, verdict.codes[-1:]]), reasons=tuple(reasons))

@@ -36,6 +36,7 @@ from nodewise.policies.policy_objects import RESOURCES, PolicyObject
 from nodewise.policies.policy_rejection_reasons import RuleBroken
 from nodewise.policies.policy_selection import SelectionIndex
 from nodewise.policies.rule_evaluation import AvoidVerdict
+from nodewise.policies.shard_reports import PolicyShardReport, ShardReport, ShardReports
 from nodewise.policies.state import POLICY_KINDS, PolicyState, TelemetryState
 from nodewise.policies.verdict_labels import label_key
 from nodewise.scheduling_model.in_memory_api import FakeApi
@@ -91,10 +92,20 @@ class SlowApi(FakeApi):
         return sum(verb == "patch" for verb, _ in self.calls)
 
 
+class FixedReports(ShardReports):
+    """The reports of other replicas."""
+
+    def __init__(self) -> None:
+        self.known: list[ShardReport] | None = None
+
+    def others(self) -> list[ShardReport] | None:
+        return self.known
+
+
 class NativeModeFixture:
     """Nodes and a policy in an API server, the stores of watches, and native mode of a leader."""
 
-    def __init__(self, count: int) -> None:
+    def __init__(self, count: int, reports: ShardReports | None = None) -> None:
         self.api = SlowApi()
         self.names = tuple(f"n{number}" for number in range(count))
         self.nodes: StoreWriter[Any] = StoreWriter()
@@ -108,7 +119,7 @@ class NativeModeFixture:
         objects = {name: writer.store for name, writer in self.stores.items()}
         handle = build_handle(self.api, objects, self.nodes.store, self.api.clock, self.registry)
         self.recorder = handle.recorder
-        self.native = NativeMode(handle)
+        self.native = NativeMode(handle, reports)
         self.reset = NativeStatusReset(handle)
         self.native.begin()
         self.watch()
@@ -203,9 +214,11 @@ class NativeModeFixture:
 
 
 @contextlib.asynccontextmanager
-async def native_mode(count: int = 3) -> AsyncIterator[NativeModeFixture]:
+async def native_mode(
+    count: int = 3, reports: ShardReports | None = None
+) -> AsyncIterator[NativeModeFixture]:
     """Native mode that has listed the pods."""
-    fixture = NativeModeFixture(count)
+    fixture = NativeModeFixture(count, reports)
     (watch_pods,) = fixture.native.tasks()
     watching = asyncio.create_task(watch_pods())
     while ("watch", PODS.path()) not in fixture.api.calls:
@@ -349,6 +362,18 @@ async def test_a_policy_excludes_a_node_that_refuses_its_label_by_name(error: No
         assert fixture.labelled() == {"n0": "violating", "n1": "violating"}
         assert fixture.status() == fixture.status_with(active=True)
         assert fixture.native.findings.refusals == {}
+
+
+async def test_nodes_of_another_shard_stay_excluded_while_its_report_is_missing() -> None:
+    reports = FixedReports()
+    async with native_mode(reports=reports) as native:
+        refusing = PolicyShardReport(1, labelled_s=9.0, excluded_nodes=("m0",))
+        reports.known = [ShardReport((1,), 1, {}, {native.uid: refusing})]
+        await native.activate()
+        assert native.status() == native.status_with(active=True, excludedNodes=["m0"])
+        reports.known = None
+        await native.step()
+        assert native.status() == native.status_with(active=True, excludedNodes=["m0"])
 
 
 async def test_a_node_that_refused_a_label_stays_excluded_while_it_may_be_replaced() -> None:

@@ -15,6 +15,7 @@ from nodewise.agent.controller_interface import Controller, Handle
 from nodewise.base import clock, cooperative_scheduling
 from nodewise.kube.api_server_interface import run_api_calls
 from nodewise.kube.leader_election import NATIVE_MODE_ANNOTATION
+from nodewise.kube.shard_election import Tenure
 from nodewise.observe import logs
 from nodewise.policies import (
     native_mode_admission,
@@ -56,8 +57,8 @@ class TelemetryController(Controller):
         may_be_on = options.native_mode or follows
         self._reports: ShardReports | None = None
         """Those of other replicas, with shards."""
-        self._report = ""
-        """That of this replica."""
+        self._report: tuple[Tenure, str] = (Tenure(), "")
+        """That of this replica, with what it held."""
         if handle.ownership is not None and handle.ownership.shards > 1:
             self._reports = ShardReports(handle.ownership)
         self._native_mode = NativeMode(handle, self._reports) if may_be_on else NativeStatusReset(handle)
@@ -81,6 +82,8 @@ class TelemetryController(Controller):
 
     async def step(self, snapshot: Snapshot) -> None:
         """Write labels, status and the advertised resource. A failure of one does not affect the others."""
+        if self._reports is not None:
+            self._reports.at = snapshot.at
         agent_state: TelemetryState | None = snapshot.agent_states.get("telemetry")
         if agent_state is not None:
             if agent_state.native_mode != bool(self._is_native_mode_on):
@@ -99,10 +102,15 @@ class TelemetryController(Controller):
         return {NATIVE_MODE_ANNOTATION: "on" if self._is_native_mode_on else "off"}
 
     def shard_annotations(self, shard: int) -> Mapping[str, str]:
-        if self._handle.ownership is None:
+        ownership = self._handle.ownership
+        if ownership is None:
             return {}
-        is_first = shard == min(self._handle.ownership.own_shards(), default=None)
-        return {shard_reports.ANNOTATION: self._report if is_first else ""}
+        tenure, report = self._report
+        # not that of earlier nodes
+        is_valid = (
+            shard == min(ownership.own_shards(), default=None) and tenure.shards == ownership.tenure().shards
+        )
+        return {shard_reports.ANNOTATION: report if is_valid else ""}
 
     async def _write(self, snapshot: Snapshot, agent_state: TelemetryState) -> None:
         """Write labels, and then the status, which reports conflicts of labels."""
@@ -125,6 +133,10 @@ class TelemetryController(Controller):
         """What this replica tells the others, with the next write of its Leases."""
         ownership = self._handle.ownership
         assert ownership is not None
+        tenure = ownership.tenure()
+        if not ownership.is_whole(snapshot.at):
+            self._report = Tenure(), ""
+            return
         now = clock.format_rfc3339(self._handle.clock.now())
         reports = {}
         for key, state in agent_state.policies.items():
@@ -142,14 +154,15 @@ class TelemetryController(Controller):
         counting = shard_reports.count_rejections(list(agent_state.policies.values()))
         reasons, patterns = await cooperative_scheduling.run(counting)
         report = ShardReport(
-            tuple(sorted(ownership.own_shards())),
+            tuple(sorted(shard for shard, _ in tenure.shards)),
             len(snapshot.nodes),
             dict(agent_state.own_values),
             reports,
             reasons,
             patterns,
         )
-        self._report = shard_reports.encode(report)
+        namespaces = {state.policy.uid: key.namespace for key, state in agent_state.policies.items()}
+        self._report = tenure, shard_reports.encode(report, namespaces)
 
     async def _write_statuses(
         self, snapshot: Snapshot, agent_state: TelemetryState, conflicts: Mapping[PolicyKey, str]

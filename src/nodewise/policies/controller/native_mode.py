@@ -559,9 +559,10 @@ class NativeMode:
         without_effect: frozenset[str],
     ) -> None:
         """Pods do not wait for policies that are active, that have no label, or that have no effect: `without_effect`
-        are the label keys of deleted policies, and of those that native mode does not enforce any more.
+        are the label keys of deleted policies, and of those that native mode does not enforce any more. Without the
+        reports of all shards nothing is written: new pods would not exclude the nodes of others that refuse labels.
         """
-        if not self._handle.leads():
+        if not self._handle.leads() or (self._reports is not None and self._reports.others() is None):
             return
         self._statuses.retain(policies)
         released = {
