@@ -161,6 +161,15 @@ def test_failures_of_single_objects_do_not_reduce_the_rate(
     assert least_qps <= rate.qps <= most_qps
 
 
+def test_the_duration_of_a_single_timeout_does_not_reduce_the_rate() -> None:
+    rate, now_s = WriteRate(250.0, 1), 10.0
+    rate.take(0.0)
+    rate.record_response(0.0, now_s, is_failure=True)
+    for _ in range(9):
+        rate.record_response(now_s, now_s + 0.005)
+    assert rate.qps >= START_QPS
+
+
 def test_after_an_idle_time_the_rate_begins_at_the_start_again() -> None:
     rate = WriteRate(250.0, 1)
     write_all_the_time([rate], SimulatedServer(1e9), 0.0, 10.0)

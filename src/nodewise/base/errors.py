@@ -85,6 +85,9 @@ class Unavailable(NodewiseError):
     `timeout_s` is the timeout that has passed without a response; 0 for any other reason.
     """
 
+    requests_pause = False
+    """Whether the response has the header Retry-After, or its equivalent."""
+
     def __init__(
         self,
         what: str,

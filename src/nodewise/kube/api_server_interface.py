@@ -172,7 +172,8 @@ def error_from_status(
     if isinstance(error, Unavailable):
         # the longer delay of header and Status; a date, which no API server sends, is ignored
         header_s = float(retry_after) if retry_after.isascii() and retry_after.isdigit() else 0.0
-        error.retry_after_s = max(header_s, details.retryAfterSeconds, 0.0) or 1.0
+        retry_after_s = max(header_s, details.retryAfterSeconds, 0.0)
+        error.requests_pause, error.retry_after_s = retry_after_s > 0.0, retry_after_s or 1.0
     return error
 
 

@@ -274,10 +274,10 @@ class HttpApi:
         finally:
             if write_rate is not None:
                 now_s = self._clock.monotonic()
-                if failure is not None and failure.http_status == httpx2.codes.TOO_MANY_REQUESTS:
-                    write_rate.record_refusal(sent_s, now_s, failure.retry_after_s)
-                else:
+                if failure is None or failure.http_status != httpx2.codes.TOO_MANY_REQUESTS:
                     write_rate.record_response(sent_s, now_s, is_failure=failure is not None)
+                elif failure.requests_pause:  # else admission refused one object: EventRateLimit an event
+                    write_rate.record_refusal(sent_s, now_s, failure.retry_after_s)
                 self._metrics_registry.set("kube_write_rate", write_rate.qps)
 
     async def _wait_for_rate_limit(self, verb: str, request: httpx2.Request, timeout_s: float) -> float:

@@ -17,7 +17,8 @@ LEAST_QPS: Final = 5.0
 QUICK_S: Final = 0.025
 """The mean time to a response up to which the rate rises above `START_QPS`."""
 SLOW_S: Final = 1.0
-"""The mean time from which on the API server counts as overloaded; Kubernetes' objective for calls that write."""
+"""The mean time, apart from failures, above which the API server counts as overloaded; Kubernetes' objective for calls
+that write."""
 LONGEST_PAUSE_S: Final = 30.0
 """The longest Retry-After that is obeyed."""
 IDLE_S: Final = 10.0
@@ -104,10 +105,11 @@ class WriteRate(TokenBucket):
             return
         self._responses += 1
         self._failures += is_failure
-        self._seconds += now_s - sent_s
+        if not is_failure:
+            self._seconds += now_s - sent_s
         if self._responses < _LEAST_RESPONSES or now_s - self._changed_s < _INTERVAL_S:
             return
-        mean_s = self._seconds / self._responses
+        mean_s = self._seconds / max(self._responses - self._failures, 1)
         limit_qps = self._most_qps if mean_s <= QUICK_S else min(START_QPS, self._most_qps)
         if mean_s > SLOW_S or self._failures > _FAILING_SHARE * self._responses:
             self._decrease(0.5, self._least_qps, now_s)

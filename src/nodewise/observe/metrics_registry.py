@@ -150,8 +150,8 @@ METRICS: Final[dict[str, Metric]] = {
     "ready": Metric("1 when ready."),
     "kube_requests_total": Metric("Calls to the API server, by outcome.", ("verb", "outcome")),
     "kube_write_rate": Metric(
-        "Writes to the API server that nodewise permits itself per second: 50 at first and at most `--kube-qps`,"
-        " as far as the API server responds quickly."
+        "Writes to the API server that nodewise permits itself per second: at most 50 at first, and up to"
+        " `--kube-qps` while the API server responds quickly."
     ),
     "kube_objects": Metric("Stored objects of a kind.", ("kind",)),
     "kube_lists_total": Metric("Complete lists started, by reason.", ("kind", "reason")),

@@ -208,6 +208,17 @@ async def test_writes_slow_down_after_429_and_pause_as_long_as_the_server_reques
     assert len(served.requests) == 2
 
 
+async def test_writes_do_not_slow_down_after_429_that_requests_no_pause() -> None:
+    """EventRateLimit refuses the events of a namespace in which users create many; other writes must not wait."""
+    body = {"kind": "Status", "code": 429, "reason": "TooManyRequests", "message": "Too many requests: limit"}
+    served = ServedApi(lambda _: httpx2.Response(429, json=body), bucket=WriteRate(200.0, 100))
+    for _ in range(30):
+        with pytest.raises(Unavailable, match="Too many requests: limit"):
+            await served.api.create("/a", {}, timeout_s=0.1)
+        served.clock.advance(0.1)
+    assert b"nodewise_kube_write_rate 50.0" in served.metrics_registry.exposition()
+
+
 async def test_a_lane_has_a_limit_of_its_own() -> None:
     served = ServedApi(ok, qps=0.1, burst=1)
     limited = served.api.with_rate_limit(qps=1.0, burst=5)
