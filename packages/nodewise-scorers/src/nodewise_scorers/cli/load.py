@@ -88,7 +88,7 @@ def command(command_line: CommandLine) -> None:
       default, random        kube-scheduler's default plugins; any node that fits
       oracle                 knows the future usage of the pods
       load                   projected load with usage profiles; only in this simulation, there is no agent for clusters
-      safe                   the agent safe
+      safe                   the agent safe; it and low-risk-over-commitment need scipy (the extra risk)
       target-load-packing, load-variation-risk-balancing, low-risk-over-commitment, peaks
                              the plugins of Trimaran, with default parameters
       koordinator, volcano   LoadAware of Koordinator, usage of Volcano
