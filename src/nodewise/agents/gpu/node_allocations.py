@@ -190,10 +190,11 @@ def _allocation_by_reservation(
 
     The pod's own requests are charged; if the pod is unknown, the charged amounts of the reservation.
     """
-    if before is not None and before.is_of(entry, pods):
-        return before
-    gpus = allocation_record.parse_gpus(entry.gpus)
     pod = pods.by_key.get(entry.key)
+    if before is not None and before.is_of(entry, pods):
+        # the equal reservation of the earlier record is not kept in memory
+        return msgspec.structs.replace(before, computed_from=(entry, pod))
+    gpus = allocation_record.parse_gpus(entry.gpus)
     own = pod if pod is not None and pod.metadata.uid == uid else None
     requests = gpu_pod_fields.container_amounts(own, profile) if own is not None else ()
     if len(requests) != len(gpus):  # a reservation without sidecars lists only containers with GPUs

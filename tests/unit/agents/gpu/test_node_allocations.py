@@ -7,7 +7,7 @@ import pytest
 from nodewise.agents.gpu import allocation_record, extended_resource_amounts, node_allocations
 from nodewise.agents.gpu.allocation_record import Reservation
 from nodewise.agents.gpu.gpu_pod_fields import AllocatedPod
-from nodewise.agents.gpu.node_allocations import PodIndex, may_hold_gpus
+from nodewise.agents.gpu.node_allocations import NodeAllocations, PodIndex, may_hold_gpus
 from nodewise.agents.gpu.node_gpus import NodeGpus
 from nodewise.agents.gpu.vendor_resource_names import INTEL
 from tests.unit.agents.gpu.gpu_cluster_state_builders import (
@@ -252,6 +252,32 @@ def test_a_limited_number_of_conflicts_is_reported() -> None:
     conflicts = list(node_allocations.conflicts(allocations_of_node, NodeGpus()))
     assert len(conflicts) == 17
     assert conflicts[-1].startswith("pods hold more than there is of further GPUs")
+
+
+@pytest.mark.parametrize(
+    ("record_after", "pod_after", "is_same"),
+    [
+        (entry("a", "card0"), None, True),
+        (entry("a", "card1"), None, False),
+        (entry("a", "card0"), pod("a", requests=["i915=1 mc=700"]), False),
+    ],
+    ids=["nothing changed", "another GPU", "another request"],
+)
+def test_an_allocation_is_used_again_while_its_reservation_and_pod_are_the_same(
+    record_after: Any, pod_after: AllocatedPod | None, is_same: bool
+) -> None:
+    def allocations_of(record: Any, allocated_pod: AllocatedPod, before: Any) -> NodeAllocations:
+        parsed = allocation_record.parse_lease(lease("n1", uid_a=record))
+        index = PodIndex({("d", "a"): allocated_pod}, "10")
+        return node_allocations.allocations_of_node("n1", parsed, [], index, INTEL, before)
+
+    unchanged = pod("a")
+    before = allocations_of(entry("a", "card0"), unchanged, {}).by_uid
+    after = allocations_of(record_after, pod_after or unchanged, before)
+    assert after == allocations_of(record_after, pod_after or unchanged, {})
+    assert (after.by_uid["uid-a"].amounts is before["uid-a"].amounts) is is_same
+    assert before["uid-a"].computed_from is not None
+    assert after.by_uid["uid-a"].computed_from is not before["uid-a"].computed_from, "the old record is freed"
 
 
 def test_169_a_deleted_node_has_no_allocations() -> None:
