@@ -3,6 +3,7 @@
 import contextlib
 import json
 from typing import Any, NamedTuple
+from unittest import mock
 
 import msgspec
 import numpy as np
@@ -15,6 +16,7 @@ from nodewise.engine.decision import Decision, PodRef
 from nodewise.extender import wire_format
 from nodewise.extender.wire_format import CandidateRequest
 from nodewise.kube.struct_type_merge import merge
+from nodewise.metrics import node_index
 
 READER = wire_format.RequestDecoder(merge("Pod"))
 KEYS = [
@@ -109,6 +111,29 @@ def test_a_name_table_finds_the_same_entries_as_a_dict(
     ):
         assert index.table.read(listed) is not None
     assert index.read(json.dumps(names).encode()).tolist() == names
+
+
+@given(
+    st.lists(st.text("ab-é[]: ", max_size=12), min_size=1, unique=True),
+    st.lists(
+        st.tuples(st.integers(0, 99), st.integers(0, 2), st.text('[]", \0\n\\ab', max_size=2)), max_size=2
+    ),
+    st.booleans(),
+    st.data(),
+)
+def test_a_name_table_finds_only_the_names_that_a_json_decoder_reads(
+    known: list[str], changes: list[tuple[int, int, str]], spaced: bool, data: st.DataObject
+) -> None:
+    index = NodeIndex(known)
+    names = data.draw(st.lists(st.sampled_from(known), max_size=9))
+    listed = json.dumps(names, ensure_ascii=False, separators=None if spaced else (",", ":"))
+    for position, removed, put in changes:
+        at = position % len(listed)
+        listed = (listed[:at] + put + listed[at + removed :]) or "["
+    with mock.patch.object(node_index, "_PART_BYTES", 24):
+        candidates = index.find(listed.encode())
+    if candidates is not None:
+        assert candidates.tolist() == json.loads(listed)
 
 
 @given(st.lists(ALIKE, unique=True, min_size=1), st.data())

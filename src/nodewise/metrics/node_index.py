@@ -119,12 +119,15 @@ class NameTable:
         if start < self.width:  # rows begin before the list
             text, start, end = bytes(self.width) + text, start + self.width, end + self.width
         comma = text.find(b",", start, end)
-        gap = 2 if comma >= 0 and text[comma + 1] == _SPACE else 1
+        separator = b", " if comma >= 0 and text[comma + 1] == _SPACE else b","
+        gap = len(separator)
         parts = [np.empty(0, np.int32)]
         if start == end:
             end -= gap  # an empty list, and not a list after a comma
         while start != end + gap:
-            part_end = end if end - start <= _PART_BYTES else text.rfind(b",", start, start + _PART_BYTES)
+            part_end = (
+                end if end - start <= _PART_BYTES else text.rfind(separator, start, start + _PART_BYTES)
+            )
             numbers = self._find_numbers(text, start, part_end, gap) if part_end > start else None
             if numbers is None:
                 return None

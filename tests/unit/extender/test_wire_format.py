@@ -448,8 +448,23 @@ class TestNamesThatAreNotDecoded:
             ('{"NodeNames":["b"],"Pod":{"metadata":{"name":"p"}},"Other":["a"]}', ["b"]),
             ('{"Pod":{"metadata":{"name":"\\"NodeNames\\":[\\"a\\"]}"}},"NodeNames":["b","a"]}', ["b", "a"]),
             ('{"Pod":{"metadata":{"name":"p"}}, "NodeNames": ["b", "c"]}', ["b", "c"]),
+            ('{"Pod":{"metadata":{"name":"p"}},"NodeNames":  ["b"],"\\"NodeNames":["a"]}', ["b"]),
         ],
     )
     def test_the_last_list_of_the_request_counts(self, body: str, names: list[str]) -> None:
         request = READER.decode_candidates(body.encode(), NodeIndex(["a", "b"]))
         assert request.names.tolist() == names
+
+    def test_too_many_known_names_are_refused_before_they_take_memory(self) -> None:
+        listed = _filled(b'"Pod":{"metadata":{"name":"p"}},"NodeNames":[', b'"a",', 2**23, b'"a"]}')
+        index = NodeIndex(["a"])
+        index.prepare()
+        tracemalloc.start()
+        try:
+            with pytest.raises(BadInput) as caught:
+                READER.decode_candidates(listed, index)
+            most_bytes = tracemalloc.get_traced_memory()[1]
+        finally:
+            tracemalloc.stop()
+        assert [problem.field for problem in caught.value.problems] == ["NodeNames"]
+        assert most_bytes < 2 * len(listed)

@@ -2,9 +2,11 @@
 
 import json
 import random
+from unittest import mock
 
 import pytest
 
+from nodewise.metrics import node_index
 from nodewise.metrics.node_index import NodeIndex
 
 CHANCE = random.Random(7)
@@ -47,3 +49,15 @@ def test_a_table_of_many_names_finds_all_of_them(names: list[str], separators: t
 )
 def test_other_text_than_a_list_of_known_names_is_left_to_the_decoder(listed: str) -> None:
     assert NodeIndex(["a-1", "a-2"]).find(listed.encode()) is None
+
+
+@pytest.mark.parametrize("odd", ["x", '"', ",", "]", ""])
+def test_a_list_that_is_read_in_parts_is_left_to_the_decoder_if_a_separator_is_odd(odd: str) -> None:
+    names = ["a-1", "a-2"] * 3
+    listed = json.dumps(names)
+    index = NodeIndex(names)
+    for part_bytes in range(8, 40):
+        with mock.patch.object(node_index, "_PART_BYTES", part_bytes):
+            assert index.find(listed.encode()) is not None
+            for position in (at for at, char in enumerate(listed) if char == " "):
+                assert index.find(f"{listed[:position]}{odd}{listed[position + 1 :]}".encode()) is None
