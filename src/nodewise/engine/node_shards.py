@@ -99,6 +99,10 @@ class NodeShards(NodeOwnership):
 
     async def _wait_for_change(self) -> None:
         while self._election.tenure().shards == self._watched:
+            now = self._clock.now()
+            # later snapshots have earlier times if the clock of the machine was set back
+            self._ready_at = {held: min(at, now) for held, at in self._ready_at.items()}
+            self._settled_at = None if self._settled_at is None else min(self._settled_at, now)
             await self._clock.sleep(_TICK_S)
 
     async def _prepare(self, nodes: Reflector[Any], fetch_metrics: Callable[[], Any]) -> None:
