@@ -235,6 +235,25 @@ def test_each_policy_counts_its_nodes_with_rare_sets_of_reasons(
     assert np.count_nonzero(union) <= np.count_nonzero(expected_union)
 
 
+def test_policies_that_reject_every_node_do_not_lengthen_the_sets_of_reasons() -> None:
+    names = [f"n{number}" for number in range(4)]
+    spec = msgspec.Raw(b'{"podSelector":{},"avoid":[{"metric":"heat","above":5}]}')
+    policies = [
+        PolicyObject(PolicyMetadata(f"p{number}", "d", uid=f"uid-{number}", generation=1), spec)
+        for number in range(30)
+    ]
+    heat = series("heat", **dict.fromkeys(names, 9))
+    elsewhere = state_of(names, policies, MetricsSnapshot({"heat": heat}), None)
+    report = report_of(0, names, elsewhere)
+    assert len(report.reasons) == len(policies)
+    assert report.patterns == ()
+    extending = shard_reports.extend_states(elsewhere.policies, [report])
+    whole = cooperative_scheduling.run_without_pauses(extending)
+    for state in whole.values():
+        assert state.verdict is not None
+        assert state.verdict.codes[:-1].tolist() == [1] * 8
+
+
 def test_namespace_with_very_many_policies_leaves_those_of_others_in_the_report() -> None:
     chance = random.Random(2)
     uids = [f"{chance.getrandbits(128):032x}" for _ in range(10_000)]

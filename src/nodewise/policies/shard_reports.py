@@ -240,7 +240,9 @@ class ShardReports:
 def count_rejections(
     states: Iterable[PolicyState],
 ) -> Generator[None, None, tuple[tuple[ReportedReason, ...], tuple[Pattern, ...]]]:
-    """The reasons of policies, and how many nodes have which of them. Yields between policies."""
+    """The reasons of policies, and how many nodes have which of them, without policies that reject every node for one
+    reason: there may be thousands. Yields between policies.
+    """
     reasons: list[ReportedReason] = []
     patterns: list[tuple[int, ...]] = [()]
     """By number in `numbers`, the reasons."""
@@ -256,11 +258,13 @@ def count_rejections(
             reason = state.verdict.reasons[code - 1]
             indexes[code] = (len(reasons),)
             reasons.append(ReportedReason(state.policy.uid, reason.text(), reason.is_failure))
+        if len(indexes) == 2 and own.all():  # noqa: PLR2004 - one reason for every node, as of an unusable policy
+            continue
         before = np.zeros(len(own), np.int64) if numbers is None else numbers
         combined, numbers = np.unique(before * size + own, return_inverse=True)
         patterns = [patterns[number // size] + indexes[number % size] for number in combined.tolist()]
     if numbers is None:
-        return (), ()
+        return tuple(reasons), ()
     counted = list(map(Pattern, np.bincount(numbers, minlength=len(patterns)).tolist(), patterns))
     counted.sort(key=lambda pattern: (-pattern.count, pattern.reasons))
     return tuple(reasons), tuple(counted[:_MAX_PATTERNS])
@@ -272,6 +276,12 @@ def extend_states(
     """The states with verdicts over the nodes of all shards: first those of this replica, then those in the reports, in
     any order. Other fields stay as they are. Yields between policies.
     """
+    reasons: list[dict[str, list[tuple[int, ReportedReason]]]] = []
+    """By report and uid of a policy, its reasons with their indexes."""
+    for report in reports:
+        reasons.append({})
+        for number, reason in enumerate(report.reasons):
+            reasons[-1].setdefault(reason.uid, []).append((number, reason))
     extended: dict[PolicyKey, PolicyState] = {}
     for key, state in states.items():
         yield
@@ -280,32 +290,39 @@ def extend_states(
             uid, not_reported = state.policy.uid, PolicyShardReport(awaits_metrics=True)
             awaits = any(report.policies.get(uid, not_reported).awaits_metrics for report in reports)
             extended[key] = state._replace(
-                verdict=_extend_verdict(state.verdict, uid, reports),
+                verdict=_extend_verdict(
+                    state.verdict, uid, [*zip(reports, (each.get(uid, []) for each in reasons), strict=True)]
+                ),
                 awaits_metrics=state.awaits_metrics or awaits,
             )
     return extended
 
 
-def _extend_verdict(verdict: AvoidVerdict, uid: str, reports: Sequence[ShardReport]) -> AvoidVerdict:
-    """The verdict of a policy over the nodes of all shards."""
+def _extend_verdict(
+    verdict: AvoidVerdict,
+    uid: str,
+    reports: Sequence[tuple[ShardReport, Sequence[tuple[int, ReportedReason]]]],
+) -> AvoidVerdict:
+    """The verdict of a policy over the nodes of all shards: of each report with its reasons and their indexes."""
     reasons: list[Reason] = list(verdict.reasons)
     known = {reasons[code - 1].text(): code for code in range(len(reasons), 0, -1)}
     """The first code of each text."""
     parts = [verdict.codes[:-1]]
-    for report in reports:
+    for report, reported in reports:
         codes: dict[int, int] = {}
-        for number, reason in enumerate(report.reasons):
-            if reason.uid != uid:
-                continue
+        for number, reason in reported:
             if reason.reason not in known:
                 reasons.append(reason)
                 known[reason.reason] = len(reasons)
             codes[number] = known[reason.reason]
+        rejected = report.policies[uid].rejected_nodes if uid in report.policies else 0
+        if len(codes) == 1 and rejected == report.nodes:
+            parts.append(np.full(report.nodes, next(iter(codes.values())), np.int16))
+            continue
         of_patterns = [next(filter(None, map(codes.get, each.reasons)), 0) for each in report.patterns]
         counts = [each.count for each in report.patterns]
         rest = max(0, report.nodes - sum(counts))
         counted = sum(each.count for each, code in zip(report.patterns, of_patterns, strict=True) if code)
-        rejected = report.policies[uid].rejected_nodes if uid in report.policies else 0
         # the first ones for each policy, so that no node that all accept seems to be rejected
         beyond = min(rest, max(0, rejected - counted)) if codes else 0
         more = min(codes.values(), default=0)
