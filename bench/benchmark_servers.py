@@ -56,7 +56,7 @@ class Scale(NamedTuple):
     growth_nodes: tuple[int, ...] = (500, 5000, 20_000, 50_000)
     shard_nodes: int = 100_000
     """Nodes of replicas with shards."""
-    shards: tuple[int, ...] = (1, 2, 4)
+    shards: tuple[int, ...] = (1, 4)
     """Numbers of replicas of the controller, each with a shard."""
     rolling_s: float = 20.0
     """Duration of the measurement while 1 % of these nodes change per minute."""

@@ -74,7 +74,9 @@ def _with_shards(context: benchmark_servers.BenchContext, shards: int) -> Row:
         time.sleep(seconds / 2)
         listed = server.sent_bytes()
         server.roll(generated_cluster_objects.ROLLING_SHARE)
+        time.sleep(seconds / 2)  # then each period changes as many nodes
         before, cpu_s = server.report(), [replica.cpu_s() for replica in replicas]
+        begun = server.sent_bytes()
         time.sleep(seconds)
         after = server.report()
         spent_s = [replica.cpu_s() - start_s for replica, start_s in zip(replicas, cpu_s, strict=True)]
@@ -86,7 +88,7 @@ def _with_shards(context: benchmark_servers.BenchContext, shards: int) -> Row:
             "shards": shards,
             "listed_mib": of_rounds((sent / 2**20 for sent in listed), 1, max),
             "watched_kib_per_s": of_rounds(
-                ((now - then) / 1024 / seconds for now, then in zip(rolled, listed, strict=True)), 1, max
+                ((now - then) / 1024 / seconds for now, then in zip(rolled, begun, strict=True)), 1, max
             ),
             "cpu_share": of_rounds((spent / seconds for spent in spent_s), 2, max),
             "rss_mib": of_rounds(rss_mib, 1, max),
