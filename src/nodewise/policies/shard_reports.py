@@ -315,16 +315,20 @@ def _extend_verdict(
                 reasons.append(reason)
                 known[reason.reason] = len(reasons)
             codes[number] = known[reason.reason]
-        rejected = report.policies[uid].rejected_nodes if uid in report.policies else 0
-        if len(codes) == 1 and rejected == report.nodes:
-            parts.append(np.full(report.nodes, next(iter(codes.values())), np.int16))
-            continue
-        of_patterns = [next(filter(None, map(codes.get, each.reasons)), 0) for each in report.patterns]
-        counts = [each.count for each in report.patterns]
-        rest = max(0, report.nodes - sum(counts))
-        counted = sum(each.count for each, code in zip(report.patterns, of_patterns, strict=True) if code)
-        # the first ones for each policy, so that no node that all accept seems to be rejected
-        beyond = min(rest, max(0, rejected - counted)) if codes else 0
-        more = min(codes.values(), default=0)
-        parts.append(np.repeat(np.array([*of_patterns, more, 0], np.int16), [*counts, beyond, rest - beyond]))
+        parts.append(_codes_of_nodes(report, uid, codes))
     return verdict._replace(codes=np.concatenate([*parts, verdict.codes[-1:]]), reasons=tuple(reasons))
+
+
+def _codes_of_nodes(report: ShardReport, uid: str, codes: Mapping[int, int]) -> NDArray[np.int16]:
+    """The code of a policy for each node of a report, in any order; `codes` are those of its reasons."""
+    rejected = report.policies[uid].rejected_nodes if uid in report.policies else 0
+    if len(codes) == 1 and rejected == report.nodes:
+        return np.full(report.nodes, next(iter(codes.values())), np.int16)
+    of_patterns = [next(filter(None, map(codes.get, each.reasons)), 0) for each in report.patterns]
+    counts = [each.count for each in report.patterns]
+    rest = max(0, report.nodes - sum(counts))
+    counted = sum(count for count, code in zip(counts, of_patterns, strict=True) if code)
+    # the first ones for each policy, so that no node that all accept seems to be rejected
+    beyond = min(rest, max(0, rejected - counted)) if codes else 0
+    all_codes = [*of_patterns, min(codes.values(), default=0), 0]
+    return np.repeat(np.array(all_codes, np.int16), [*counts, beyond, rest - beyond])
