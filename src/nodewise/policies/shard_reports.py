@@ -15,7 +15,7 @@ from collections import Counter
 from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from itertools import chain
 from types import MappingProxyType
-from typing import Final, Literal
+from typing import ClassVar, Final, Literal
 
 import msgspec
 import numpy as np
@@ -70,6 +70,7 @@ class ReportedReason(msgspec.Struct, frozen=True, rename="camel", array_like=Tru
     """Of the policy."""
     reason: str
     is_failure: bool = False
+    is_unresolvable: ClassVar[bool] = True
 
     def text(self) -> str:
         return self.reason
