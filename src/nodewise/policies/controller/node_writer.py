@@ -9,7 +9,7 @@ meantime need no write at all.
 
 import asyncio
 import contextlib
-from collections.abc import Container, Iterable, Mapping
+from collections.abc import Container, Generator, Iterable, Mapping
 from functools import partial
 from typing import Any, Final, NamedTuple
 
@@ -224,12 +224,7 @@ class LabelWriter:
         wanted = await cooperative_scheduling.run(
             node_labels.desired_labels(columns, desired.nodes, owned, desired.held)
         )
-        allowed = {
-            node: self._labels_without_conflict(node, wanted.get(node, {})) for node in wanted.keys() | owned
-        }
-        changed = {node for node in allowed if self._is_changed(node, allowed[node], desired.nodes)}
-        waiting = [*filter(changed.__contains__, self._queue), *sorted(changed)]
-        differing = {node: allowed[node] for node in dict.fromkeys(waiting)}
+        differing = await cooperative_scheduling.run(self._differing_labels(wanted, desired.nodes))
         self._queue = tuple(differing)
         registry, unfinished = self._handle.metrics_registry, set(differing)
         registry.set(self._owner.pending_nodes_metric, len(unfinished))
@@ -262,9 +257,19 @@ class LabelWriter:
         if errors and (len(failures) > MAX_FAILING_NODES or len(failures) >= len(desired.nodes)):
             raise errors[0]
 
-    def _is_changed(self, node: str, labels: Labels, nodes: NodeIndex) -> bool:
-        """Whether these labels differ and may be written. A node that the snapshot does not have has no verdict yet."""
-        return labels != self._owned.get(node, {}) and node in nodes and self._may_write(node)
+    def _differing_labels(
+        self, wanted: Mapping[str, Labels], nodes: NodeIndex
+    ) -> Generator[None, None, dict[str, Labels]]:
+        """The labels of nodes whose labels differ and may be written, first those that earlier steps left, then by
+        name. A node that the snapshot does not have has no verdict yet.
+        """
+        differing: dict[str, Labels] = {}
+        for node in dict.fromkeys([*self._queue, *sorted(wanted.keys() | self._owned)]):
+            yield
+            labels = self._labels_without_conflict(node, wanted.get(node, {}))
+            if labels != self._owned.get(node, {}) and node in nodes and self._may_write(node):
+                differing[node] = labels
+        return differing
 
     def _may_write(self, node: str) -> bool:
         return self._handle.node_write_timeout_s(node, self._at) > 0.0
