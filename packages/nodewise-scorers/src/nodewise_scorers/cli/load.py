@@ -87,26 +87,31 @@ def command(command_line: CommandLine) -> None:
     Placements:
       default, random        kube-scheduler's default plugins; any node that fits
       oracle                 knows the future usage of the pods
-      load                   projected load with usage profiles; only in this simulation, there is no agent for clusters
-      safe                   the agent safe; it and low-risk-over-commitment need scipy (the extra risk)
-      target-load-packing, load-variation-risk-balancing, low-risk-over-commitment, peaks
+      load                   projected load with usage profiles; exists only in
+                             this simulation, not as an agent
+      safe                   the agent safe; safe and low-risk-over-commitment
+                             need scipy (the extra risk)
+      target-load-packing, load-variation-risk-balancing,
+      low-risk-over-commitment, peaks
                              the plugins of Trimaran, with default parameters
       koordinator, volcano   LoadAware of Koordinator, usage of Volcano
     The same seed produces the same pods for all placements.
 
     \b
     Figures:
-      overloaded_pct  share of node-steps in which the demand is above 90 % of the node
+      overloaded_pct  share of node-steps with a demand above 90 % of the node
       unmet_pct       share of the demand that exceeds its node
       used_pct        mean utilization
-      usable_pct      mean utilization at the request ratio at which as many nodes are overloaded as with the
-                      default plugins and --request-ratio; - if none of 16 ratios has so many
-      load_ratio      overloaded_pct of load divided by that of the placement; load_ratio_bound is its upper 95 % bound,
-                      from a bootstrap over pairs of runs, and - with one run
+      usable_pct      mean utilization at the request ratio at which as many
+                      nodes are overloaded as with the default plugins and
+                      --request-ratio; - if none of 16 ratios has so many
+      load_ratio      overloaded_pct of load divided by that of the placement;
+                      load_ratio_bound is its upper 95 % bound, from a bootstrap
+                      over pairs of runs, and - with one run
 
     \b
     Examples:
-      nodewise simulate load planetlab --traces planetlab --day 20110303 --placement default,load
+      nodewise simulate load planetlab --traces planetlab --day 20110303
       nodewise simulate load herd --runs 3
 
     \b
