@@ -6,6 +6,7 @@ The extender reads nodes and pods from a file, because the agent reads nothing e
 import json
 from collections.abc import Iterator
 from functools import partial
+from pathlib import Path
 from typing import Any, Final
 
 from tests.cluster import gpu_cluster
@@ -21,7 +22,7 @@ from bench.alternating_rounds import Rounds
 from bench.generated_cluster_objects import Object
 from bench.load_clients import HttpLoad
 from bench.progress_lines import report_progress_line
-from bench.results import GPU_FILTER, Measurement
+from bench.results import GPU_FILTER, NOTHING, Measurement
 
 GPUS_PER_NODE: Final = 8
 PODS_PER_NODE: Final = 4
@@ -41,9 +42,13 @@ def measure(context: benchmark_servers.BenchContext) -> Measurement:
     """Measure rounds of filter calls, and of binds."""
     filtered, client = _filter(context)
     binds = gpu_binds.measure(context)
+    series = filtered[GPU_FILTER]
     figures = {
-        "gpu_filter_names_5000_p50_ms": alternating_rounds.median(filtered[GPU_FILTER], "p50_ms"),
-        "gpu_filter_names_5000_p99_ms": alternating_rounds.median(filtered[GPU_FILTER], "p99_ms"),
+        "gpu_filter_names_5000_p50_ms": alternating_rounds.median(series, "p50_ms"),
+        "gpu_filter_names_5000_p99_ms": alternating_rounds.median(series, "p99_ms"),
+        "gpu_filter_names_5000_ratio": alternating_rounds.ratio(
+            series, filtered[NOTHING + GPU_FILTER], "p50_ms"
+        ),
         **binds.figures,
     }
     return Measurement(figures, filtered, client, binds.more)
@@ -53,10 +58,15 @@ def _filter(context: benchmark_servers.BenchContext) -> tuple[Rounds, str]:
     words, load = prepare_filter(context)
     log = context.folder / "gpu.log"
     with benchmark_servers.serving(benchmark_servers.PROGRAM, words, log) as extender:
-        load = load._replace(url=extender.url + PATH)
-        client = check_filter(context, load)
-        asks = {GPU_FILTER: partial(context.client.ask, load)}
-        return alternating_rounds.alternate(context.scale.rounds, asks, report_progress_line), client
+        client, answer = check_filter(context, load._replace(url=extender.url + PATH))
+        with benchmark_servers.null_server(
+            context.folder, context.certificates, {PATH: answer}
+        ) as null_server:
+            asks = {
+                prefix + GPU_FILTER: partial(context.client.ask, load._replace(url=at + PATH))
+                for prefix, at in ((NOTHING, null_server), ("", extender.url))
+            }
+            return alternating_rounds.alternate(context.scale.rounds, asks, report_progress_line), client
 
 
 def prepare_filter(context: benchmark_servers.BenchContext) -> tuple[list[str], HttpLoad]:
@@ -77,12 +87,13 @@ def prepare_filter(context: benchmark_servers.BenchContext) -> tuple[list[str], 
     return words, HttpLoad("", bodies, warmup=requests // 5, requests=requests)
 
 
-def check_filter(context: benchmark_servers.BenchContext, load: HttpLoad) -> str:
-    """Verify a response and return the name of the client. RuntimeError if the response is wrong."""
+def check_filter(context: benchmark_servers.BenchContext, load: HttpLoad) -> tuple[str, Path]:
+    """Verify a response. Returns the name of the client, and the file of the response. RuntimeError if the response is
+    wrong."""
     saved = context.folder / "gpu-answer.json"
     taken = context.client.ask(load._replace(save=saved, requests=1, warmup=0))
     _check(json.loads(saved.read_bytes()), context.scale.nodes)
-    return taken.client
+    return taken.client, saved
 
 
 def _check(answer: Object, nodes: int) -> None:
