@@ -8,6 +8,7 @@ import functools
 import re
 import shlex
 import subprocess
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Final, NamedTuple
@@ -60,6 +61,8 @@ def run_in_shell(cluster: HealthyCluster, command: str, editor: str = "") -> str
         "KUBECONFIG": str(cluster.plane.admin.kubeconfig),
         "KUBE_EDITOR": f"sed --in-place --expression={shlex.quote(editor)}" if editor else "true",
     }
+    if "rollout restart" in command:
+        time.sleep(1.0)  # kubectl refuses a second restart of a workload within a second
     done = subprocess.run(
         ["/bin/bash", "-o", "pipefail", "-c", command],
         env=environment,
