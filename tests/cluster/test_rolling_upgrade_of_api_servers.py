@@ -108,6 +108,12 @@ def test_labels_stay_right_and_nothing_is_written_at_rest(own_plane: ControlPlan
         wait("the policy is active", lambda: sandbox.api.get(path).get("status", {}).get("active"), 60)
         expected = {name: "violating" if value > 80 else None for name, value in heat.items()}
         wait("the labels are right", lambda: labels(sandbox, key) == expected or None, 30)
+        rejected = sum(map(bool, expected.values()))
+        wait(
+            "the status counts the rejected nodes",
+            lambda: sandbox.api.get(path).get("status", {}).get("rejectedNodes") == rejected or None,
+            30,
+        )
         seen = stack.enter_context(label_watch.watch_labels(own_plane))
         rounds = Rounds(sandbox, seen, key, path)
 
