@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from nodewise.base.errors import Unavailable
 from nodewise.kube.api_server_interface import DEADLINE_S, NONE, Params
-from nodewise.kube.leader_election import Elector, LeaseLock
+from nodewise.kube.leader_election import Elector, LeaseAccess, LeaseLock
 from nodewise.observe.metrics_registry import MetricsRegistry
 from nodewise.scheduling_model.in_memory_api import FakeApi
 from tests.unit.kube import virtual_time
@@ -97,7 +97,7 @@ class ElectionReplica:
     def born(self) -> None:
         self.lives += 1
         lock = LeaseLock("default", "nodewise", f"replica-{self.number}-{self.lives}")
-        self.elector = Elector(self.network, lock, self.clock, METERS, self.chance.random)
+        self.elector = Elector(LeaseAccess(self.network, lock, self.clock, METERS, self.chance.random))
         self.elector.on_change(lambda _: one_at_most(self.replicas))
         self.task = asyncio.ensure_future(self.elector.run())
 

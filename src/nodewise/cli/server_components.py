@@ -43,6 +43,7 @@ from nodewise.kube.leader_election import (
     EXTENDER_LEASE,
     ApiServerLiveness,
     Elector,
+    LeaseAccess,
     LeaseLock,
 )
 from nodewise.kube.reflector import Reflector
@@ -311,14 +312,7 @@ class Sharding(NamedTuple):
 def create_sharding(config: ServerConfig, api: HttpApi, shards: int, tools: ClockAndMetrics) -> Sharding:
     """The election of `nodewise controller`, and the nodes of this replica."""
     client = LeaseClient(config, api, tools, CONTROLLER_LEASE, 5.0 + shards)
-    election = ShardElection(
-        client.api,
-        client.lock,
-        shards,
-        *tools,
-        random.random,
-        client,
-    )
+    election = ShardElection(LeaseAccess(client.api, client.lock, *tools, random.random), shards, client)
     return Sharding(client, election, NodeShards(election, tools.clock))
 
 
@@ -428,7 +422,7 @@ def create_leader_tasks(
         election_tasks = election.tasks()
     else:
         election = elector = Elector(
-            client.api, client.lock, clock, registry, random.random, client.of_leader
+            LeaseAccess(client.api, client.lock, clock, registry, random.random), client.of_leader
         )
         leads = tenure = lambda: elector.leading
         election_tasks = [election.run]

@@ -243,11 +243,22 @@ class _Lease(msgspec.Struct, frozen=True):
     metadata: _LeaseMeta = _LeaseMeta()
 
 
+class LeaseAccess(NamedTuple):
+    """The Lease of a candidate, and what the candidate needs to acquire and renew it in time."""
+
+    api: Api
+    """With a rate limit of its own (`HttpApi.with_rate_limit`), so that queued writes do not delay renewals."""
+    lock: LeaseLock
+    clock: Clock
+    metrics_registry: MetricsRegistry
+    random: Callable[[], float]
+    """A number in [0, 1), so that candidates do not act at the same time."""
+
+
 class Elector:
     """Candidate of a leader election. Run it as a task. Check `leading` before each write that only a leader may make.
 
-    Each write of the Lease adds `annotations`, which inform about the leader without a write of their own. The `Api`
-    should have its own rate limit (`HttpApi.with_rate_limit`), so that queued writes do not delay renewals.
+    Each write of the Lease adds `annotations`, which inform about the leader without a write of their own.
 
     A Lease is acquired only if `admit` returns true. It is called after the Lease was read; if another process writes
     the Lease after that, the acquisition fails.
@@ -255,24 +266,16 @@ class Elector:
 
     def __init__(
         self,
-        api: Api,
-        lock: LeaseLock,
-        clock: Clock,
-        metrics_registry: MetricsRegistry,
-        random: Callable[[], float],
+        access: LeaseAccess,
         annotations: Callable[[], Mapping[str, str]] = dict,
         admit: Callable[[], Awaitable[bool]] | None = None,
     ) -> None:
-        self._api = api
-        self._lock = lock
-        self._clock = clock
-        self._metrics_registry = metrics_registry
-        self._random = random
+        self._api, self._lock, self._clock, self._metrics_registry, self._random = access
         self._callbacks: list[Callable[[bool], None]] = []
         self._annotations = annotations
         self._admit = admit
-        self._latency = ApiLatency(lock.timings.longest_latency_s)
-        self._path = LEASES.path(lock.namespace, lock.name)
+        self._latency = ApiLatency(self._lock.timings.longest_latency_s)
+        self._path = LEASES.path(self._lock.namespace, self._lock.name)
         self._object: dict[str, Any] | None = None
         self._observed: ObservedLease | None = None
         self._until_s = NEVER

@@ -17,14 +17,12 @@ from typing import Any, Final, NamedTuple, Protocol
 
 import msgspec
 
-from nodewise.base.clock import Clock
 from nodewise.base.errors import UNREADABLE, Conflict, NodewiseError
 from nodewise.kube import leader_election
-from nodewise.kube.api_server_interface import Api, NotFound
-from nodewise.kube.leader_election import PROCESS_ANNOTATION, Elector, LeaseLock, LeaseSpec, ObservedLease
+from nodewise.kube.api_server_interface import NotFound
+from nodewise.kube.leader_election import PROCESS_ANNOTATION, Elector, LeaseAccess, LeaseSpec, ObservedLease
 from nodewise.kube.resource_kinds import LEASES
 from nodewise.observe import logs
-from nodewise.observe.metrics_registry import MetricsRegistry
 
 MOST_SHARDS: Final = 16
 """The rights of the controller name the Lease of each shard."""
@@ -105,18 +103,9 @@ class Tenure(NamedTuple):
 class _ShardElector(Elector):
     """The candidate for the Lease of one shard."""
 
-    def __init__(
-        self,
-        election: "ShardElection",
-        shard: int,
-        api: Api,
-        lock: LeaseLock,
-        clock: Clock,
-        metrics_registry: MetricsRegistry,
-        random: Callable[[], float],
-    ) -> None:
-        own = (self._own_annotations, election.admit)
-        super().__init__(api, lock._replace(name=shard_lease(shard)), clock, metrics_registry, random, *own)
+    def __init__(self, election: "ShardElection", shard: int, leader: LeaseAccess) -> None:
+        access = leader._replace(lock=leader.lock._replace(name=shard_lease(shard)))
+        super().__init__(access, self._own_annotations, election.admit)
         self._election = election
         self._shard = shard
         self._is_handing_over = False
@@ -174,30 +163,15 @@ class LeaseAnnotations(Protocol):
 class ShardElection:
     """The candidate for all Leases. With one shard there is only the leader's Lease, as in an extender."""
 
-    def __init__(
-        self,
-        api: Api,
-        lock: LeaseLock,
-        shards: int,
-        clock: Clock,
-        metrics_registry: MetricsRegistry,
-        random: Callable[[], float],
-        annotations: LeaseAnnotations,
-    ) -> None:
+    def __init__(self, leader: LeaseAccess, shards: int, annotations: LeaseAnnotations) -> None:
         self.shards = shards
         self.shard_annotations = annotations.of_shard
-        self._api = api
-        self._lock = lock
-        self._clock = clock
-        self._random = random
+        self._api, self._lock, self._clock, metrics_registry, self._random = leader
         self._lead_annotations = annotations.of_leader
-        common = (clock, metrics_registry, random)
-        self.leader = Elector(api, lock, *common, self._annotations_of_leader)
+        self.leader = Elector(leader, self._annotations_of_leader)
         self._leads = 0
         self.leader.on_change(self._count_leads)
-        self._electors = [
-            _ShardElector(self, shard, api, lock, *common) for shard in range(shards if shards > 1 else 0)
-        ]
+        self._electors = [_ShardElector(self, shard, leader) for shard in range(shards if shards > 1 else 0)]
         self._layout = ShardLayout(0)
         """As it was last read."""
         self._closed: dict[int, int] = {}

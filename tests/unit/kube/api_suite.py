@@ -17,7 +17,7 @@ from nodewise.base.errors import BadInput, Conflict
 from nodewise.kube import struct_type_merge
 from nodewise.kube.api_server_interface import Api, Expired, NotFound
 from nodewise.kube.event_recorder import EventRecorder, EventReporter, ObjectReference
-from nodewise.kube.leader_election import Elector, LeaseLock, LeaseTimings
+from nodewise.kube.leader_election import Elector, LeaseAccess, LeaseLock, LeaseTimings
 from nodewise.kube.reflector import Reflector, ReflectorTarget
 from nodewise.kube.resource_kinds import EVENTS, LEASES, PODS
 from nodewise.kube.store import Changes, Key
@@ -347,7 +347,7 @@ class ElectionSuite:
         self, api: Api, space: str, identity: str, timings: LeaseTimings = LONG, process: str = ""
     ) -> Elector:
         lock = LeaseLock(space, "nodewise", identity, timings, process=process)
-        return Elector(api, lock, SystemClock(), MetricsRegistry(), random.random)
+        return Elector(LeaseAccess(api, lock, SystemClock(), MetricsRegistry(), random.random))
 
     async def test_one_leads_and_the_lease_says_who(self, api: Api, space: str) -> None:
         a, b = self.elector(api, space, "a"), self.elector(api, space, "b")

@@ -9,7 +9,14 @@ import pytest
 
 from nodewise.base.errors import Unavailable
 from nodewise.kube.api_server_interface import DEADLINE_S, NONE, Params
-from nodewise.kube.leader_election import SLOW_TIMINGS, ApiLatency, Elector, LeaseLock, LeaseTimings
+from nodewise.kube.leader_election import (
+    SLOW_TIMINGS,
+    ApiLatency,
+    Elector,
+    LeaseAccess,
+    LeaseLock,
+    LeaseTimings,
+)
 from nodewise.kube.resource_kinds import LEASES
 from nodewise.observe.metrics_registry import MetricsRegistry
 from nodewise.scheduling_model.in_memory_api import FakeApi
@@ -80,7 +87,9 @@ class Election:
         """Start a replica on a host of its own."""
         lock = LeaseLock("default", "nodewise", identity or name, process=f"host-of-{name}_1")
         api = SlowApi(self.server, round_trip_s)
-        elector = Elector(api, lock, VirtualClock(), MetricsRegistry(), random.Random(name).random)
+        elector = Elector(
+            LeaseAccess(api, lock, VirtualClock(), MetricsRegistry(), random.Random(name).random)
+        )
         elector.on_change(lambda leads: self.changes.append((self.now_s(), name, leads)))
         self.electors[name] = elector
         self.tasks.append(asyncio.ensure_future(elector.run()))

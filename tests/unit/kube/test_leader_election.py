@@ -6,7 +6,14 @@ from structlog.testing import capture_logs
 from nodewise.base.clock import ManualClock
 from nodewise.base.errors import Unavailable
 from nodewise.kube import leader_election
-from nodewise.kube.leader_election import ApiServerLiveness, Elector, LeaseLock, LeaseSpec, ObservedLease
+from nodewise.kube.leader_election import (
+    ApiServerLiveness,
+    Elector,
+    LeaseAccess,
+    LeaseLock,
+    LeaseSpec,
+    ObservedLease,
+)
 from nodewise.kube.resource_kinds import LEASES
 from nodewise.observe.metrics_registry import MetricsRegistry
 from nodewise.scheduling_model.in_memory_api import FakeApi
@@ -76,7 +83,7 @@ class ElectorFixture:
         self.transitions: list[bool] = []
         self.annotations: dict[str, str] = {}
         self.elector = Elector(
-            self.api, LOCK, self.clock, MetricsRegistry(), lambda: 0.0, lambda: self.annotations
+            LeaseAccess(self.api, LOCK, self.clock, MetricsRegistry(), lambda: 0.0), lambda: self.annotations
         )
         self.elector.on_change(self.transitions.append)
 

@@ -8,7 +8,7 @@ import pytest
 
 from nodewise.base.errors import Conflict
 from nodewise.kube import shard_election
-from nodewise.kube.leader_election import LeaseLock
+from nodewise.kube.leader_election import LeaseAccess, LeaseLock
 from nodewise.kube.shard_election import (
     CLOSING_ANNOTATION,
     SHARDS_ANNOTATION,
@@ -99,8 +99,8 @@ class Replica:
     def __init__(self, api: FakeApi, name: str, shards: int) -> None:
         lock = LeaseLock("ns", "nodewise-controller", name, process=f"{name}_1")
         clock = VirtualClock()
-        own = (clock, MetricsRegistry(), random.Random(name).random, _NoAnnotations())
-        self.election = ShardElection(api, lock, shards, *own)
+        access = LeaseAccess(api, lock, clock, MetricsRegistry(), random.Random(name).random)
+        self.election = ShardElection(access, shards, _NoAnnotations())
         self.tasks = [asyncio.ensure_future(task()) for task in self.election.tasks()]
 
     def held(self) -> set[int]:
