@@ -159,6 +159,21 @@ def test_default_scores_are_those_of_the_simulated_scheduler(traces) -> None:
             nodes.requested_milli[at] += pods.request_milli[number]
 
 
+def test_bound_pods_count_until_the_next_statistics(traces) -> None:
+    pods = workload.planetlab(traces, 1, nodes=3)
+    nodes = Nodes(pods)
+    placement = PLACEMENTS["target-load-packing"](nodes)
+    candidates = np.arange(3)
+    empty = placement.scores(0, candidates)
+    placement.add(0, 1)
+    placement.add(1, 1)
+    assert (placement.scores(0, candidates) != empty).tolist() == [False, True, False]
+    nodes.usage.append(np.zeros(3))
+    nodes.step = 1
+    placement.take_statistics(candidates)
+    assert placement.scores(0, candidates).tolist() == empty.tolist()
+
+
 def test_all_placements_place_all_pods(traces) -> None:
     pods = workload.planetlab(traces, 1, nodes=4)
     for name in PLACEMENTS:

@@ -5,5 +5,4 @@
 | `published_formulas.py` | the scores of Trimaran, Koordinator and Volcano |
 | `usage_profiles.py` | the usage of pods of the same application, learned from statistics |
 | `projected_load.py` | the load of nodes once they are full, and the node for which a pod increases overload least |
-| `in_flight.py` | pods that the statistics of their node do not include yet |
 """

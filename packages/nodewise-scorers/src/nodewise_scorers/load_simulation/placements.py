@@ -18,7 +18,6 @@ import numpy as np
 from nodewise.agent import Names, NodeIndex, Snapshot
 from nodewise.install.scheduler_configuration import DEFAULT_WEIGHT
 from nodewise_scorers.load import projected_load, published_formulas
-from nodewise_scorers.load.in_flight import InFlightPods
 from nodewise_scorers.load.projected_load import ProjectedLoad
 from nodewise_scorers.load.published_formulas import Commitment
 from nodewise_scorers.load.usage_profiles import UsageProfiles
@@ -206,21 +205,18 @@ class PublishedFormula(Placement):
 
     def __init__(self, nodes: Nodes) -> None:
         super().__init__(nodes)
-        self._in_flight = InFlightPods(self.workload.nodes, max_skew_s=0.0)  # all clocks are the same here
+        self._in_flight = np.zeros(self.workload.nodes)
+        """Estimated cores of the pods that were bound in this step, which the statistics do not include yet."""
         self.used = np.zeros(self.workload.nodes)
         self.deviation = np.zeros(self.workload.nodes)
 
     def take_statistics(self, running: Ints) -> None:  # noqa: ARG002
         self.used = self.nodes.usage[-1]
         self.deviation = self.nodes.samples(_DEVIATION_WINDOW_S).std(axis=0)
-        for node in range(self.workload.nodes):
-            self._in_flight.observe(node, (self.nodes.step - 1) * self.workload.step_s)
+        self._in_flight[:] = 0.0
 
     def add(self, pod: int, node: int) -> None:
-        self._in_flight.put(str(pod), node, self.nodes.step * self.workload.step_s, self.estimate(pod))
-
-    def remove(self, pod: int, node: int) -> None:  # noqa: ARG002
-        self._in_flight.remove(str(pod))
+        self._in_flight[node] += self.estimate(pod)
 
     def estimate(self, pod: int) -> float:  # noqa: ARG002
         """The cores that a pod in flight counts with; 0 for a formula that does not consider them."""
@@ -228,7 +224,7 @@ class PublishedFormula(Placement):
 
     def expected(self, pod: int, candidates: Ints) -> Floats:
         """The measured usage with the pods in flight and the pod, in cores."""
-        usage: Floats = self.used[candidates] + self._in_flight.usage[candidates] + self.estimate(pod)
+        usage: Floats = self.used[candidates] + self._in_flight[candidates] + self.estimate(pod)
         return usage
 
 
