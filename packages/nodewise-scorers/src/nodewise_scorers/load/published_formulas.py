@@ -15,8 +15,13 @@ from nodewise_scorers.safe.risk_scores import import_scipy_special
 
 Floats = NDArray[np.float64]
 
-MAX_SCORE: Final = 100
+MAX_NODE_SCORE: Final = 100
+"""The highest score of a plugin of kube-scheduler; `nodewise.agent.MAX_SCORE` is that of an extender."""
 _FULL_PCT: Final = 100
+_SMOOTHING_WINDOW: Final = 5
+"""smoothingWindowSize of LowRiskOverCommitment."""
+_LIMIT_WEIGHT: Final = 0.5
+"""riskLimitWeights of LowRiskOverCommitment, for CPU and for memory."""
 
 
 def round_half_away(values: Floats) -> Floats:
@@ -49,7 +54,7 @@ def target_load_packing(with_pod_pct: Floats, target_pct: float = 40.0) -> Float
 
     `with_pod_pct` is the measured usage with the pod and the pods that were bound after the statistics.
     """
-    below = round_half_away((MAX_SCORE - target_pct) * with_pod_pct / target_pct + target_pct)
+    below = round_half_away((MAX_NODE_SCORE - target_pct) * with_pod_pct / target_pct + target_pct)
     above = round_half_away(target_pct * (100 - with_pod_pct) / (100 - target_pct))
     return np.where(with_pod_pct > _FULL_PCT, 0.0, np.where(with_pod_pct > target_pct, above, below))
 
@@ -63,7 +68,7 @@ def load_variation_risk_balancing(
         power = 1 / sensitivity if sensitivity else np.inf
         sigma = sigma**power
     sigma = np.clip(sigma * margin, 0, 1)
-    return round_half_away((1 - (mean + sigma) / 2) * MAX_SCORE)
+    return round_half_away((1 - (mean + sigma) / 2) * MAX_NODE_SCORE)
 
 
 class Commitment(NamedTuple):
@@ -78,29 +83,17 @@ class Commitment(NamedTuple):
 
 
 def low_risk_over_commitment(
-    nodes: Commitment,
-    pod: tuple[float, float],
-    mean: Floats,
-    deviation: Floats,
-    smoothing_window: int = 5,
-    limit_weight: float = 0.5,
+    nodes: Commitment, pod: tuple[float, float], mean: Floats, deviation: Floats
 ) -> Floats:
     """Trimaran's LowRiskOverCommitment, for one resource.
 
     `pod` are its request and limit, mean and deviation are shares of the capacity.
     """
-    return round_half_away(
-        (1 - over_commitment_risk(nodes, pod, mean, deviation, smoothing_window, limit_weight)) * 100
-    )
+    return round_half_away((1 - over_commitment_risk(nodes, pod, mean, deviation)) * MAX_NODE_SCORE)
 
 
 def over_commitment_risk(
-    nodes: Commitment,
-    pod: tuple[float, float],
-    mean: Floats,
-    deviation: Floats,
-    smoothing_window: int = 5,
-    limit_weight: float = 0.5,
+    nodes: Commitment, pod: tuple[float, float], mean: Floats, deviation: Floats
 ) -> Floats:
     """The risk of LowRiskOverCommitment (computeRisk), from 0 to 1: half of it from limits, half from the load.
 
@@ -115,7 +108,7 @@ def over_commitment_risk(
         risk_of_limits = np.where(limits > capacity, excess, 0.0)
         mean = np.clip(mean, 0, 1)
         most = np.where((mean > 0) & (mean < 1), mean * (1 - mean), 0.0)
-        sigma = np.minimum(np.clip(deviation, 0, 1) * smoothing_window**0.5, np.sqrt(most * 0.99))
+        sigma = np.minimum(np.clip(deviation, 0, 1) * _SMOOTHING_WINDOW**0.5, np.sqrt(most * 0.99))
         weight = np.maximum(mean * (1 - mean) / sigma**2 - 1, np.finfo(float).tiny)
         beta = import_scipy_special().betainc
         threshold = np.clip(before / capacity, 0, 1)
@@ -130,7 +123,7 @@ def over_commitment_risk(
         is_limited = (nodes.limits < capacity) & (before <= nodes.limits)
         within = np.where(is_limited & ~steady & (limited > 0), conditional, within)
         within = np.where(is_limited & (nodes.limits == 0), 1.0, within)
-    total = limit_weight * risk_of_limits + (1 - limit_weight) * (1 - within)
+    total = _LIMIT_WEIGHT * risk_of_limits + (1 - _LIMIT_WEIGHT) * (1 - within)
     return np.clip(total, 0, 1)
 
 
@@ -154,7 +147,7 @@ def peaks(used_pct: Floats, with_pod_pct: Floats, model: PowerModel = _POWER_MOD
     least, most = cost.min(), cost.max()
     if least == 0 and most == 0:
         return cost
-    scores: Floats = MAX_SCORE - np.trunc(MAX_SCORE * (cost - least) / (most - least or 1.0))
+    scores: Floats = MAX_NODE_SCORE - np.trunc(MAX_NODE_SCORE * (cost - least) / (most - least or 1.0))
     return scores
 
 
@@ -164,9 +157,9 @@ def koordinator_load_aware(used: Floats, capacity: Floats) -> Floats:
     `used` are the measured usage, and the estimates for the pod and for pods bound after the statistics. The plugin's
     score is the mean over its resources, by default CPU and memory.
     """
-    return np.where(used > capacity, 0.0, np.floor((capacity - used) * MAX_SCORE / capacity))
+    return np.where(used > capacity, 0.0, np.floor((capacity - used) * MAX_NODE_SCORE / capacity))
 
 
 def volcano_usage(cpu_pct: Floats, memory_pct: Floats, weight: int = 5) -> Floats:
     """The usage plugin's score (nodeOrderFn): the mean of the unused shares of CPU and memory, times the weight."""
-    return ((100 - cpu_pct) / 100 + (100 - memory_pct) / 100) / 2 * MAX_SCORE * weight
+    return ((100 - cpu_pct) / 100 + (100 - memory_pct) / 100) / 2 * MAX_NODE_SCORE * weight
