@@ -20,7 +20,7 @@ from tests.cluster.api_client import Object
 from tests.cluster.child_processes import Process
 from tests.cluster.namespace_sandboxes import Sandbox
 
-from bench import etcd_population, generated_cluster_objects, scheduler_bind_rounds, waiting_pod_rounds
+from bench import etcd_population, generated_cluster_objects, scheduler_bind_rounds
 from bench.compared_extenders import NONE
 from bench.etcd_population import EtcdEntry
 from bench.scheduler_bind_rounds import BindBench, BindSummary, Rounds
@@ -32,12 +32,6 @@ _ABSENT: Final = tuple(f"{_PREFIX}{number}" for number in range(3, 7))
 """Keys that no node has: of policies that reject no node."""
 _GATE: Final = "node.example/not-active"
 GATED: Final = "NotIn, no node rejected, with a scheduling gate that is removed"
-_CHANGING: Final = {
-    f"NotIn, no node rejected, while {rate} labels a second change": rate for rate in (50, 250)
-}
-"""The labels of nodes that another client changes per second, by contender: as a leader at first, and at most."""
-_CHANGED: Final = "node.example/changing"
-_CLIENTS: Final = 4
 
 
 def _affinity(*requirements: Mapping[str, Any]) -> Object:
@@ -59,7 +53,6 @@ FORMS: Final[Mapping[str, Object]] = {
     "NotIn of four policies, the last rejects half": _affinity(*map(_not_in, _ABSENT[:3]), _not_in(_HALF)),
     "NotIn, no node rejected": _NO_NODE_REJECTED,
     GATED: _NO_NODE_REJECTED | {"schedulingGates": [{"name": _GATE}]},
-    **dict.fromkeys(_CHANGING, _NO_NODE_REJECTED),
     "node selector, no node rejected": {"nodeSelector": {_OK: "ok"}},
     "NotIn of four policies, no node rejected": _affinity(*map(_not_in, _ABSENT)),
 }
@@ -71,7 +64,7 @@ _STEPS: Final = {
     "scores": "runtime.(*frameworkImpl).RunScorePlugins.func2",
     "garbage collection": "runtime.gcBgMarkWorker",
 }
-"""Functions of kube-scheduler v1.36. The filters contain NodeAffinity."""
+"""Functions of kube-scheduler v1.36 and v1.37. The filters contain NodeAffinity."""
 
 
 def measure(bench: BindBench, rounds: int) -> Rounds:
@@ -106,26 +99,8 @@ def _bind_round(bench: BindBench, sandbox: Sandbox, name: str) -> BindSummary:
 
     shares: dict[str, float] = {}
     scheduler = _profiled_scheduler(bench, sandbox, name == GATED, shares)
-    with _labels_change(bench, _CHANGING.get(name, 0)):
-        watch = scheduler_bind_rounds.bind_pods(sandbox, bench.pods, pod, scheduler)
+    watch = scheduler_bind_rounds.bind_pods(sandbox, bench.pods, pod, scheduler)
     return scheduler_bind_rounds.summary(watch)._replace(profile=shares)
-
-
-@contextlib.contextmanager
-def _labels_change(bench: BindBench, rate: int) -> Iterator[None]:
-    """Change the label of this number of nodes per second until the block ends."""
-    headers = {"Content-Type": "application/merge-patch+json"}
-
-    def change(number: int, client: int) -> None:
-        node = bench.names[(number * _CLIENTS + client) % len(bench.names)]
-        body = {"metadata": {"labels": {_CHANGED: str(number)}}}
-        bench.plane.api.request("PATCH", f"/api/v1/nodes/{node}", json=body, headers=headers)
-
-    with contextlib.ExitStack() as stack:
-        for client in range(_CLIENTS if rate else 0):
-            do = functools.partial(change, client=client)
-            stack.enter_context(waiting_pod_rounds.repeating(do, _CLIENTS / rate))
-        yield
 
 
 @contextlib.contextmanager

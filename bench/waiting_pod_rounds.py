@@ -229,7 +229,7 @@ def _pending_pods(api: ClusterApi, port: int) -> dict[str, int]:
 
 
 @contextlib.contextmanager
-def repeating(do: Callable[[int], object], pause_s: float) -> Iterator[None]:
+def _repeating(do: Callable[[int], object], pause_s: float) -> Iterator[None]:
     """Call a function with 0, 1, 2 and so on, one call per `pause_s` on average, until the block ends."""
     ended = threading.Event()
 
@@ -268,7 +268,7 @@ def _labels_change(cluster: NativeCluster) -> Iterator[Callable[[], float]]:
         api.request("PATCH", path, json={"metadata": {"labels": labels}}, headers={"Content-Type": MERGE})
         changed += 1
 
-    with contextlib.closing(api), repeating(change, PERIOD_S / CHANGING_NODES):
+    with contextlib.closing(api), _repeating(change, PERIOD_S / CHANGING_NODES):
         yield lambda: changed
 
 
@@ -281,5 +281,5 @@ def _verdicts_change(cluster: NativeCluster, running: RunningController) -> Iter
     def change(number: int) -> None:
         metrics.set(FLAPPING, dict.fromkeys(names, 90 * (1 - number % 2)))
 
-    with repeating(change, PERIOD_S):
+    with _repeating(change, PERIOD_S):
         yield lambda: running.label_writes() - before
