@@ -11,7 +11,7 @@ from typing import Final, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from nodewise_scorers.safe.risk_scores import import_scipy_special
+from nodewise_scorers.safe.risk_scores import cdf
 
 Floats = NDArray[np.float64]
 
@@ -110,13 +110,11 @@ def over_commitment_risk(
         most = np.where((mean > 0) & (mean < 1), mean * (1 - mean), 0.0)
         sigma = np.minimum(np.clip(deviation, 0, 1) * _SMOOTHING_WINDOW**0.5, np.sqrt(most * 0.99))
         weight = np.maximum(mean * (1 - mean) / sigma**2 - 1, np.finfo(float).tiny)
-        beta = import_scipy_special().betainc
+        shapes = mean * weight, (1 - mean) * weight
         threshold = np.clip(before / capacity, 0, 1)
-        within = np.nan_to_num(beta(mean * weight, (1 - mean) * weight, threshold))
+        within = np.nan_to_num(cdf(threshold, *shapes))
         # a limit below the capacity bounds the usage: the probability on the condition that usage stays below it
-        limited = np.nan_to_num(
-            beta(mean * weight, (1 - mean) * weight, np.clip(nodes.limits / capacity, 0, 1))
-        )
+        limited = np.nan_to_num(cdf(np.clip(nodes.limits / capacity, 0, 1), *shapes))
         conditional = np.clip(within / limited, 0, 1)
         steady = (mean == 0) | (sigma == 0)
         within = np.where(steady, np.where((mean == 0) | (mean <= threshold), 1.0, 0.0), within)
