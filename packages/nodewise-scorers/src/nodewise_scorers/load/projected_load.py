@@ -14,7 +14,9 @@ low, a pod that uses less lowers it and goes where it is high. The cost of a pla
 function of the projected load.
 """
 
-from typing import Final, NamedTuple
+import copy
+from collections.abc import Generator
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 
@@ -27,6 +29,10 @@ SHELTERED_SHARE: Final = 0.25
 """The share of nodes, those with the highest load, that is assumed to keep the free requests of the whole cluster."""
 POWER: Final = 4
 """Exponent of the convex function: so large that overloaded nodes matter most, and mean differences still count."""
+OTHERS: Final = -1
+"""The number of pods whose application has none. They count with the means of all applications."""
+_NEGLIGIBLE: Final = 1e-9
+"""Requested cores below which no pod is left."""
 
 
 def filled_share(requested_share: float) -> float:
@@ -45,41 +51,86 @@ class Room(NamedTuple):
     variance: float
 
 
+class _Row(NamedTuple):
+    """The pods of one application: the nodes they are on, in order, and sums by node. It does not change."""
+
+    nodes: Ints
+    requested: Floats
+    squares: Floats
+    """The sums of the squares of the requests of single pods."""
+
+
+_EMPTY_ROW: Final = _Row(np.zeros(0, np.int64), np.zeros(0), np.zeros(0))
+_ROWS_PER_PART: Final = 64
+"""Applications that are summed up between two yields: less than a third of a millisecond unless they are very large."""
+
+
 class ProjectedLoad:
     """The forecast of all nodes, by node number; `capacity` are their allocatable cores.
 
-    Placed and removed pods change it at once, so that pods that are bound between two statistics count.
+    Placed and removed pods change it at once, so that pods that are bound between two statistics count. The memory is
+    that of the pairs of applications and nodes with pods. The last application of a forecast stands for `OTHERS`.
     """
 
-    def __init__(self, capacity: Floats, applications: int) -> None:
+    def __init__(self, capacity: Floats) -> None:
         nodes = len(capacity)
         self._capacity = capacity
         self._requested = np.zeros(nodes)
         self._total_requested, self._total_capacity = 0.0, float(capacity.sum())
-        self._by_application = np.zeros((applications, nodes))
-        """Requested cores by application and node."""
-        self._squares = np.zeros((applications, nodes))
-        """The sum of the squares of the requests of single pods."""
+        self._rows: dict[int, _Row] = {}
+        """By application, those with pods."""
+        self._total_squares = 0.0
+        self._background = np.zeros(nodes)
         self._mean = np.zeros(nodes)
         self._variance = np.zeros(nodes)
         self._room = Room(0.0, 0.0)
-        unused = np.zeros(applications)
+        unused = np.zeros(1)
         self._forecast = Forecast(unused, unused, unused, 0.0, 0.0)
 
-    @property
-    def requested_by_application(self) -> Floats:
+    def requested_by_application(self, applications: int) -> Floats:
         """Requested cores of running pods."""
-        requested: Floats = self._by_application.sum(axis=1)
+        requested = np.zeros(applications)
+        for application, row in self._rows.items():
+            if application != OTHERS:
+                requested[application] = row.requested.sum()
         return requested
 
-    def update(self, forecast: Forecast) -> None:
-        """Take new estimates of all applications."""
-        self._forecast = forecast
-        self._mean = forecast.mean @ self._by_application
-        # what pods have in common grows with the square of their number, the rest with their number
-        self._variance = forecast.common @ self._by_application**2 + forecast.independent @ self._squares
-        requested = self._total_requested
-        typical_request = self._squares.sum() / requested if requested > 0 else 0.0
+    def copy(self) -> "ProjectedLoad":
+        """The same load, which does not change with this one."""
+        copied = copy.copy(self)
+        changed: dict[str, Any] = {"_rows": dict(self._rows)}
+        changed |= {name: getattr(self, name).copy() for name in ("_requested", "_mean", "_variance")}
+        vars(copied).update(changed)
+        return copied
+
+    def update(self, forecast: Forecast, background: Floats | None = None) -> None:
+        """As `update_parts`, without pauses."""
+        for _ in self.update_parts(forecast, background):
+            pass
+
+    def update_parts(
+        self, forecast: Forecast, background: Floats | None = None
+    ) -> Generator[None, None, None]:
+        """Take new estimates of all applications, and what each node uses besides its pods; yields between parts."""
+        mean, variance = np.zeros_like(self._mean), np.zeros_like(self._variance)
+        if background is not None:
+            self._background = background
+        rows = list(self._rows.items())
+        for start in range(0, len(rows), _ROWS_PER_PART):
+            part = rows[start : start + _ROWS_PER_PART]
+            lengths = [len(row.nodes) for _, row in part]
+            applications = np.repeat(np.array([application for application, _ in part]), lengths)
+            nodes, requested, squares = (
+                np.concatenate([row[column] for _, row in part]) for column in range(len(_EMPTY_ROW))
+            )
+            mean += np.bincount(nodes, forecast.mean[applications] * requested, len(mean))
+            # what pods have in common grows with the square of their number, the rest with their number
+            own = forecast.common[applications] * requested**2 + forecast.independent[applications] * squares
+            variance += np.bincount(nodes, own, len(mean))
+            yield
+        self._forecast, self._mean, self._variance = forecast, mean, variance
+        requested_cores = self._total_requested
+        typical_request = self._total_squares / requested_cores if requested_cores > 0 else 0.0
         self._room = Room(forecast.general_mean, forecast.general_variance * typical_request)
 
     def add(self, node: int, application: int, request: float) -> None:
@@ -91,28 +142,57 @@ class ProjectedLoad:
         self._change(node, application, request, -1)
 
     def _change(self, node: int, application: int, request: float, sign: int) -> None:
-        there = self._by_application[application, node]
-        before = self._forecast.common[application] * there**2
-        there = self._by_application[application, node] = max(there + sign * request, 0.0)
-        self._squares[application, node] += sign * request**2
-        self._mean[node] += sign * self._forecast.mean[application] * request
-        independent = sign * self._forecast.independent[application] * request**2
-        self._variance[node] += self._forecast.common[application] * there**2 - before + independent
+        row = self._rows.get(application, _EMPTY_ROW)
+        at = int(np.searchsorted(row.nodes, node))
+        is_known = at < len(row.nodes) and row.nodes[at] == node
+        before, squares = (float(row.requested[at]), float(row.squares[at])) if is_known else (0.0, 0.0)
+        there = max(before + sign * request, 0.0)
+        squares = max(squares + sign * request**2, 0.0)
+        if there <= _NEGLIGIBLE:
+            if is_known:
+                row = _Row(np.delete(row.nodes, at), np.delete(row.requested, at), np.delete(row.squares, at))
+        elif is_known:
+            row = _Row(row.nodes, row.requested.copy(), row.squares.copy())
+            row.requested[at], row.squares[at] = there, squares
+        else:
+            row = _Row(
+                np.insert(row.nodes, at, node),
+                np.insert(row.requested, at, there),
+                np.insert(row.squares, at, squares),
+            )
+        self._rows[application] = row
+        if not len(row.nodes):
+            del self._rows[application]
+        forecast, known = self._forecast, self._known(application)
+        common = forecast.common[known] * (there**2 - before**2)
+        self._mean[node] += sign * forecast.mean[known] * request
+        self._variance[node] += common + sign * forecast.independent[known] * request**2
         self._requested[node] += sign * request
         self._total_requested += sign * request
+        self._total_squares += sign * request**2
+
+    def _known(self, application: int) -> int:
+        """The application in the forecast, `OTHERS` for one that is newer than that."""
+        return application if application < len(self._forecast.mean) - 1 else OTHERS
 
     def costs(self, candidates: Ints, application: int, request: float) -> Floats:
         """By how much a pod raises the cost of each candidate; negative where it lowers it."""
         capacity = self._capacity[candidates]
         filled = filled_share(self._total_requested / self._total_capacity)
         free = filled * (capacity - self._requested[candidates])
-        mean = self._mean[candidates] + self._room.mean * free
+        mean = self._mean[candidates] + self._background[candidates] + self._room.mean * free
         variance = self._variance[candidates] + self._room.variance * free
         replaced = filled * request
-        there = self._by_application[application, candidates]
-        more = self._forecast.mean[application] * request - self._room.mean * replaced
-        wider = self._forecast.common[application] * (2 * there + request) * request
-        wider += self._forecast.independent[application] * request**2
+        row = self._rows.get(application)
+        there = np.zeros(len(candidates))
+        if row is not None:
+            by_node = np.zeros(len(self._capacity))
+            by_node[row.nodes] = row.requested
+            there = by_node[candidates]
+        known = self._known(application)
+        more = self._forecast.mean[known] * request - self._room.mean * replaced
+        wider = self._forecast.common[known] * (2 * there + request) * request
+        wider += self._forecast.independent[known] * request**2
         after = variance + wider - self._room.variance * replaced
         before_cost = _overload_cost(mean, variance, capacity)
         return _overload_cost(mean + more, after, capacity) - before_cost

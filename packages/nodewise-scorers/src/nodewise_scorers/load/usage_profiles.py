@@ -30,7 +30,10 @@ _UNKNOWN: Final = _General(0.5, 0.25)
 
 
 class Forecast(NamedTuple):
-    """Estimates of the usage per requested core, by application; variances are those of one pod."""
+    """Estimates of the usage per requested core, by application; variances are those of one pod.
+
+    The last entry of each array is for pods whose application has no number: the mean of all, nothing in common.
+    """
 
     mean: Floats
     common: Floats
@@ -86,16 +89,24 @@ class UsageProfiles:
         if not total:
             everywhere = np.ones(len(mean))
             variance = _UNKNOWN.variance * everywhere
-            return Forecast(_UNKNOWN.mean * everywhere, variance, 0 * everywhere, *_UNKNOWN)
+            return _with_others(_UNKNOWN.mean * everywhere, variance, 0 * everywhere, _UNKNOWN)
         share = share / total
         mean_of_all, common_of_all, independent_of_all = mean @ share, common @ share, independent @ share
         between = (mean - mean_of_all) ** 2 @ share
         # one sample alone has no variance over time, so that of all applications counts as another sample
         own = self._weight / (self._weight + _OWN_WEIGHT)
-        return Forecast(
+        return _with_others(
             np.where(known, mean, mean_of_all),
             np.where(known, own * common + (1 - own) * common_of_all, common_of_all + between),
             np.where(known, own * independent + (1 - own) * independent_of_all, independent_of_all),
-            float(mean_of_all),
-            float(common_of_all + independent_of_all + between),
+            _General(float(mean_of_all), float(common_of_all + independent_of_all + between)),
         )
+
+
+def _with_others(mean: Floats, common: Floats, independent: Floats, general: _General) -> Forecast:
+    return Forecast(
+        np.append(mean, general.mean),
+        np.append(common, 0.0),
+        np.append(independent, general.variance),
+        *general,
+    )

@@ -140,14 +140,18 @@ class Load(Placement):
     def __init__(self, nodes: Nodes) -> None:
         super().__init__(nodes)
         self._profiles = UsageProfiles(self.workload.applications)
-        self._load = ProjectedLoad(nodes.capacity, self.workload.applications)
-        self._load.update(self._profiles.forecast(self._load.requested_by_application))
+        self._load = ProjectedLoad(nodes.capacity)
+        self._load.update(
+            self._profiles.forecast(self._load.requested_by_application(self.workload.applications))
+        )
 
     def take_statistics(self, running: Ints) -> None:
         requests = self.workload.request_milli[running] / 1000
         usage = self.workload.usage[running, self.nodes.step - 1]
         self._profiles.observe(self.workload.application[running], usage / requests)
-        self._load.update(self._profiles.forecast(self._load.requested_by_application))
+        self._load.update(
+            self._profiles.forecast(self._load.requested_by_application(self.workload.applications))
+        )
 
     def add(self, pod: int, node: int) -> None:
         self._load.add(node, int(self.workload.application[pod]), self.workload.request_milli[pod] / 1000)
