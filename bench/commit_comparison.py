@@ -19,12 +19,7 @@ from pathlib import Path
 from typing import Final, NamedTuple
 
 from tests.cluster import (
-    controlplane,
-    fake_custom_metrics_server,
     label_watch,
-    namespace_sandboxes,
-    native_mode,
-    program_cache,
 )
 from tests.cluster.api_user_kubeconfigs import User
 from tests.cluster.child_processes import Process
@@ -38,7 +33,6 @@ from bench import (
     benchmark_servers,
     commit_build,
     comparison_table,
-    etcd_population,
     generated_cluster_objects,
     gpu_agent,
     gpu_binds,
@@ -265,15 +259,8 @@ def _compare_binds(bench: CompareBench) -> None:
 def _compare_labels(bench: CompareBench) -> None:
     """Ten policies change their verdict on a hundred nodes at once. Labels are written without a rate limit."""
     folder, names = bench.context.folder, generated_cluster_objects.names(bench.context.scale.nodes)
-    report_progress_line("starting a control plane with native mode")
-    with (
-        controlplane.running(program_cache.folder(), folder) as plane,
-        namespace_sandboxes.created(plane) as sandbox,
-        fake_custom_metrics_server.behind(sandbox, folder, ("v1beta2",)) as metrics,
-    ):
-        etcd_population.fill(plane.etcd, etcd_population.nodes(names), lambda _: None)
-        metrics.set(_METRIC, dict.fromkeys(names, 10))
-        account = native_mode.install_with_account(plane)
+    cluster = native_mode_rounds.cluster_of_equal_nodes(folder, names, _METRIC)
+    with cluster as (plane, sandbox, metrics, account):
         policies = [
             native_mode_rounds.put_policy(sandbox, f"pol-{number}", {"app": "web"}, _rule(number))
             for number in range(LABEL_POLICIES)

@@ -37,7 +37,7 @@ from tests.hostile.tenant_cluster import POLICY_LABEL, Tenant
 from bench import report, results
 from bench.alternating_rounds import of_rounds
 from bench.progress_lines import report_progress_line
-from bench.results import FIGURES, TENANTS, Measurement
+from bench.results import TENANTS
 from nodewise.engine.pod_requeueing import ANNOTATION
 from nodewise.policies import policy_budgets, policy_objects, taspolicy_parser
 from nodewise.policies.options import TelemetryOptions
@@ -99,13 +99,7 @@ def main() -> None:
             # the numbers continue, so that the labels change in each round
             beside = [_measure(bench, options.rounds + number, "beside") for number in range(options.rounds)]
     share = machine_load.others_share()
-    figures = _figures(alone, beside)
-    if options.write:
-        measured = Measurement(figures, {}, "", programs={"kubernetes": program_cache.VERSION})
-        report.update(TENANTS, measured, share)
-    for key, value in figures.items():
-        print(f"{FIGURES[key].meaning:<78}{value:g} s")
-    print(f"other programs' share of the machine: {share:.0%}")
+    report.print_and_update(TENANTS, _figures(alone, beside), share, options.write)
 
 
 def _arguments() -> argparse.Namespace:

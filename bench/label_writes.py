@@ -18,11 +18,7 @@ from typing import Final
 
 from tests.cluster import (
     api_user_kubeconfigs,
-    controlplane,
-    fake_custom_metrics_server,
-    namespace_sandboxes,
     native_mode,
-    program_cache,
 )
 from tests.cluster.controlplane import ControlPlane
 from tests.cluster.namespace_sandboxes import Sandbox
@@ -30,7 +26,6 @@ from tests.cluster.namespace_sandboxes import Sandbox
 from bench import (
     alternating_rounds,
     benchmark_servers,
-    etcd_population,
     generated_cluster_objects,
     load_clients,
     native_mode_rounds,
@@ -40,7 +35,7 @@ from bench import (
 from bench.load_clients import HttpLoad, LoadClient
 from bench.native_mode_rounds import RunningController
 from bench.progress_lines import report_progress_line
-from bench.results import FIGURES, LABEL_WRITES, Measurement
+from bench.results import LABEL_WRITES
 
 METRIC: Final = "node_changing"
 OTHER_S: Final = 12.0
@@ -60,13 +55,7 @@ def main() -> None:
         rounds = _measure(Path(name), options)
     share = machine_load.others_share()
     figures = {key: alternating_rounds.of_rounds((each[key] for each in rounds), 2) for key in rounds[0]}
-    if options.write:
-        versions = {"kubernetes": program_cache.VERSION}
-        report.update(LABEL_WRITES, Measurement(figures, {}, "", programs=versions), share)
-    for key, value in figures.items():
-        low, high = value.spread
-        print(f"{FIGURES[key].meaning:<78}{value:g} {FIGURES[key].unit} ({low:g} to {high:g})")
-    print(f"other programs' share of the machine: {share:.0%}")
+    report.print_and_update(LABEL_WRITES, figures, share, options.write)
 
 
 def _arguments() -> argparse.Namespace:
@@ -83,15 +72,8 @@ def _arguments() -> argparse.Namespace:
 def _measure(folder: Path, options: argparse.Namespace) -> list[Round]:
     names = generated_cluster_objects.names(options.nodes)
     program = load_clients.build(folder)
-    report_progress_line("starting the control plane")
-    with (
-        controlplane.running(program_cache.folder(), folder) as plane,
-        namespace_sandboxes.created(plane) as sandbox,
-        fake_custom_metrics_server.behind(sandbox, folder, ("v1beta2",)) as metrics,
-    ):
-        etcd_population.fill(plane.etcd, etcd_population.nodes(names), lambda _: None)
-        metrics.set(METRIC, dict.fromkeys(names, 10))
-        account = native_mode.install_with_account(plane)
+    cluster = native_mode_rounds.cluster_of_equal_nodes(folder, names, METRIC)
+    with cluster as (plane, sandbox, metrics, account):
         rule = {"metric": METRIC, "above": 50}
         policy = native_mode_rounds.put_policy(sandbox, "pol", {"app": "web"}, rule)
         client, load = _other_client(plane, sandbox, program, folder)

@@ -16,18 +16,23 @@ import httpx2
 from tests.cluster import (
     api_client,
     child_processes,
+    controlplane,
     extender_process,
+    fake_custom_metrics_server,
     kubernetes_objects,
     namespace_sandboxes,
     native_mode,
+    program_cache,
 )
 from tests.cluster.api_client import ClusterApi, Object
 from tests.cluster.api_user_kubeconfigs import User
 from tests.cluster.child_processes import Process
+from tests.cluster.controlplane import ControlPlane
+from tests.cluster.fake_custom_metrics_server import FakeCustomMetricsApi
 from tests.cluster.namespace_sandboxes import Sandbox, wait
 from tests.cluster.placement_policy_specs import policy
 
-from bench import benchmark_servers, scheduler_bind_rounds
+from bench import benchmark_servers, etcd_population, scheduler_bind_rounds
 from bench.compared_extenders import NEVER, NONE
 from bench.generated_cluster_objects import ERRORS, HALF_LABEL, POWER, TEMPERATURE
 from bench.progress_lines import report_progress_line
@@ -97,6 +102,22 @@ class RunningController:
             return (fetched and values.get("nodewise_native_nodes_to_label") == 0) or None
 
         wait("all labels are written", is_settled, _DEADLINE_S, self.metrics)
+
+
+@contextlib.contextmanager
+def cluster_of_equal_nodes(
+    folder: Path, names: Sequence[str], metric: str
+) -> Iterator[tuple[ControlPlane, Sandbox, FakeCustomMetricsApi, User]]:
+    """A control plane with native mode, a namespace, nodes whose metric is 10, and the controller's account."""
+    report_progress_line("starting a control plane with native mode")
+    with (
+        controlplane.running(program_cache.folder(), folder) as plane,
+        namespace_sandboxes.created(plane) as sandbox,
+        fake_custom_metrics_server.behind(sandbox, folder, ("v1beta2",)) as metrics,
+    ):
+        etcd_population.fill(plane.etcd, etcd_population.nodes(names), lambda _: None)
+        metrics.set(metric, dict.fromkeys(names, 10))
+        yield plane, sandbox, metrics, native_mode.install_with_account(plane)
 
 
 @contextlib.contextmanager

@@ -34,7 +34,7 @@ from tests.cluster.placement_policy_specs import policy
 from bench import report, results
 from bench.alternating_rounds import of_rounds
 from bench.progress_lines import report_progress_line
-from bench.results import FIGURES, NATIVE_TENANTS, Measurement
+from bench.results import NATIVE_TENANTS
 
 PERIOD_S = 5.0
 POLICIES = 10
@@ -47,16 +47,7 @@ def main() -> None:
     machine_load = results.MachineLoad()
     with tempfile.TemporaryDirectory(prefix="nodewise-bench-") as name:
         figures = _measure(Path(name), options)
-    share = machine_load.others_share()
-    if options.write:
-        report.update(
-            NATIVE_TENANTS,
-            Measurement(figures, {}, "", programs={"kubernetes": program_cache.VERSION}),
-            share,
-        )
-    for key, value in figures.items():
-        print(f"{FIGURES[key].meaning:<78}{value:g} {FIGURES[key].unit}")
-    print(f"other programs' share of the machine: {share:.0%}")
+    report.print_and_update(NATIVE_TENANTS, figures, machine_load.others_share(), options.write)
 
 
 def _arguments() -> argparse.Namespace:

@@ -6,7 +6,10 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
+from tests.cluster import program_cache
+
 from bench import controller_shards, node_count_scaling, node_overload, plots, results
+from bench.alternating_rounds import RoundFigure
 from bench.results import BURST_AGENTS, FIGURES, PARTS, Figure, Measurement, Results
 
 README: Final = Path(__file__).parent / "README.md"
@@ -222,6 +225,18 @@ def update(part: str, measured: Measurement, others_share: float) -> None:
     merged = results.merged(results.read(), part, measured, results.where(measured, others_share))
     results.write(merged)
     write(merged)
+
+
+def print_and_update(part: str, figures: Mapping[str, float], others_share: float, is_written: bool) -> None:
+    """Print the figures of a part that was measured on a control plane, and `update` the results with them if asked."""
+    if is_written:
+        update(
+            part, Measurement(figures, {}, "", programs={"kubernetes": program_cache.VERSION}), others_share
+        )
+    for key, value in figures.items():
+        spread = " ({:g} to {:g})".format(*value.spread) if isinstance(value, RoundFigure) else ""
+        print(f"{FIGURES[key].meaning:<78}{_value(value, FIGURES[key].unit)}{spread}")
+    print(f"other programs' share of the machine: {others_share:.0%}")
 
 
 def write(results_: Results) -> None:
