@@ -286,22 +286,28 @@ _RESOURCES: Final = msgspec.json.Decoder(_ResourceList)
 
 
 async def is_served(api: Api, resource: Resource) -> bool:
-    """Whether the API server serves a kind of a named API group; kinds of the core group always are.
+    """Whether the API server serves a kind of a named API group in any of its versions; kinds of the core group always
+    are.
 
     Only a complete discovery document without the kind says that it is not. A status such as 404 raises, because a
     proxy before the API server can respond with it. An API server that starts responds 503 until all kinds of its
     definitions are known. Errors are those of `Api.get`, and `Unavailable` for a response of another form.
     """
-    if not resource.group:
-        return True
-    root = escape_path("apis")
-    version_root = escape_path("apis", resource.group, resource.version)
+    return not resource.group or await served_version(api, resource) is not None
+
+
+async def served_version(api: Api, resource: Resource) -> Resource | None:
+    """The kind in the first of its versions that the API server serves; None if it serves none. Errors as above."""
     try:
-        groups = _GROUPS.decode(await api.get(root)).groups
+        groups = _GROUPS.decode(await api.get(escape_path("apis"))).groups
         versions = {version.group_version for group in groups for version in group.versions}
-        if resource.api_version not in versions:
-            return False
-        names = {entry.name for entry in _RESOURCES.decode(await api.get(version_root)).resources}
+        for version in (resource.version, *resource.older_versions):
+            candidate = resource._replace(version=version)
+            if candidate.api_version not in versions:
+                continue
+            root = escape_path("apis", resource.group, version)
+            if resource.plural in {entry.name for entry in _RESOURCES.decode(await api.get(root)).resources}:
+                return candidate
     except UNREADABLE as error:
         raise Unavailable("discovery", [Problem("", str(error), "a list of API groups or kinds")]) from error
-    return resource.plural in names
+    return None

@@ -425,6 +425,7 @@ class Reflector(Generic[T]):
         self._last_response_s = float("-inf")
         self._problem = ""
         self._is_served = True
+        self._switched_at_s = float("-inf")
         self._missing_since_s: float | None = None
         self._synced = asyncio.Event()
         self._relist_requested = False
@@ -466,6 +467,8 @@ class Reflector(Generic[T]):
             try:
                 await self._send_next_request(self._state)
             except NodewiseError as error:
+                if isinstance(error, NotFound) and await self._switch_version():
+                    continue
                 # once an optional kind was readable, its objects stay while the API server starts and refuses all
                 is_left_out = self._target.is_optional and not (self.synced and self._is_served)
                 if is_left_out and isinstance(error, Refused):
@@ -475,6 +478,22 @@ class Reflector(Generic[T]):
                 else:
                     self._state = state_after_error(self._state, error)
                     await self._wait_before_retry(error)
+
+    async def _switch_version(self) -> bool:
+        """Whether the API server serves the kind in another version, which is listed from now on."""
+        target, now_s = self._target.resource, self._clock.monotonic()
+        # during an upgrade replicas of the API server disagree: not back and forth without a pause
+        if not target.older_versions or now_s - self._switched_at_s < NOT_SERVED_S:
+            return False
+        try:
+            served = await api_server_interface.served_version(self._api, target)
+        except NodewiseError:
+            return False
+        if served is None or served.path(self._target.namespace) == self._path:
+            return False
+        self._path, self._state = served.path(self._target.namespace), ListState()
+        self._switched_at_s = now_s
+        return True
 
     async def _send_next_request(self, state: ListWatchState) -> None:
         """One request: a page, a check of the version, or a watch until it ends."""
@@ -638,6 +657,13 @@ async def list_objects(
             if expired == _MAX_ATTEMPTS:
                 raise
             state = state_after_error(state, error)
+            continue
+        except NotFound:
+            older = target.resource.older_versions
+            served = await api_server_interface.served_version(api, target.resource) if older else None
+            if served is None or served.path(target.namespace) == path:
+                raise
+            path = served.path(target.namespace)
             continue
         state, page = parse_page(state, body)
         limit = next_limit(limit, len(page.items), len(body))

@@ -46,6 +46,8 @@ class Resource(NamedTuple):
     plural: str
     kind: str
     namespaced: bool = True
+    older_versions: tuple[str, ...] = ()
+    """Versions that reflectors and lists read, newest first, if the API server does not serve `version`."""
 
     @property
     def api_version(self) -> str:
@@ -73,7 +75,27 @@ CONFIG_MAPS: Final = Resource("", "v1", "configmaps", "ConfigMap")
 SECRETS: Final = Resource("", "v1", "secrets", "Secret")
 ENDPOINT_SLICES: Final = Resource("discovery.k8s.io", "v1", "endpointslices", "EndpointSlice")
 LEASES: Final = Resource("coordination.k8s.io", "v1", "leases", "Lease")
-RESOURCE_SLICES: Final = Resource(
-    "resource.k8s.io", "v1", "resourceslices", "ResourceSlice", namespaced=False
-)
 EVENTS: Final = Resource("events.k8s.io", "v1", "events", "Event")
+
+_BETA: Final = ("v1beta2", "v1beta1")
+RESOURCE_SLICES: Final = Resource(
+    "resource.k8s.io", "v1", "resourceslices", "ResourceSlice", namespaced=False, older_versions=_BETA
+)
+RESOURCE_CLAIMS: Final = Resource(
+    "resource.k8s.io", "v1", "resourceclaims", "ResourceClaim", older_versions=_BETA
+)
+RESOURCE_CLAIM_TEMPLATES: Final = Resource(
+    "resource.k8s.io", "v1", "resourceclaimtemplates", "ResourceClaimTemplate", older_versions=_BETA
+)
+DEVICE_CLASSES: Final = Resource(
+    "resource.k8s.io", "v1", "deviceclasses", "DeviceClass", namespaced=False, older_versions=_BETA
+)
+DEVICE_TAINT_RULES: Final = Resource(
+    "resource.k8s.io",
+    "v1",
+    "devicetaintrules",
+    "DeviceTaintRule",
+    namespaced=False,
+    older_versions=("v1beta2",),
+)
+"""v1 since Kubernetes 1.37, v1beta2 in 1.36."""

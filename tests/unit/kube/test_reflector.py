@@ -400,6 +400,18 @@ async def test_an_optional_kind_that_is_not_served_has_no_objects_at_once(option
         assert set(optional.clock.slept) == {NOT_SERVED_S}
 
 
+async def test_a_kind_is_read_in_the_newest_version_that_is_served(monkeypatch: pytest.MonkeyPatch) -> None:
+    old = ReflectorFixture(THINGS._replace(older_versions=("v1beta2", "v1beta1")), is_optional=True)
+    monkeypatch.setattr("nodewise.observe.logs.emit", old.note)
+    beta = THINGS._replace(version="v1beta1")
+    old.api.serve(beta)
+    old.api.put(beta, THING)
+    async with old.going():
+        await turns()
+        assert list(old.reflector.store.snapshot()) == [("n", "a")]
+        assert (old.events, old.clock.slept) == ([], [])
+
+
 async def test_an_optional_kind_that_the_api_server_refuses_has_no_objects_until_it_can_be_read(
     optional: ReflectorFixture,
 ) -> None:

@@ -23,10 +23,6 @@ if TYPE_CHECKING:
 _PODS: Final = Resource("", "v1", "pods", "Pod")
 _CONFIGMAPS: Final = Resource("", "v1", "configmaps", "ConfigMap")
 _LEASES: Final = Resource("coordination.k8s.io", "v1", "leases", "Lease")
-_DEVICE_CLASSES: Final = Resource("resource.k8s.io", "v1", "deviceclasses", "DeviceClass", namespaced=False)
-_RESOURCE_SLICES: Final = Resource(
-    "resource.k8s.io", "v1", "resourceslices", "ResourceSlice", namespaced=False
-)
 
 
 class GpuKind(ControllerKind):
@@ -49,8 +45,9 @@ class GpuKind(ControllerKind):
         """
         from nodewise.agents.gpu import missing_gpus, state, typical_pods
         from nodewise.agents.gpu.gpu_pod_fields import AllocatedPod
+        from nodewise.devices import resource_claims, resource_slices
+        from nodewise.kube.resource_kinds import DEVICE_CLASSES, RESOURCE_SLICES
 
-        counts = vendor_resource_names.load_profile(options.gpu_profile).counts
         keep = state.reduce_non_gpu_pod_to_cpu if options.placement == "fragmentation" else state.keep_gpu_pod
         return (
             Watched(state.PODS, _PODS, AllocatedPod, keep=keep),
@@ -71,16 +68,16 @@ class GpuKind(ControllerKind):
             ),
             Watched(
                 missing_gpus.DEVICE_CLASSES,
-                _DEVICE_CLASSES,
-                missing_gpus.DeviceClass,
-                keep=missing_gpus.keep_gpu_classes(counts),
+                DEVICE_CLASSES,
+                resource_claims.DeviceClassObject,
+                keep=resource_claims.parse_device_class,
                 is_optional=True,
             ),
             Watched(
                 missing_gpus.RESOURCE_SLICES,
-                _RESOURCE_SLICES,
-                missing_gpus.ResourceSlice,
-                keep=missing_gpus.keep_slices_of_nodes,
+                RESOURCE_SLICES,
+                resource_slices.ResourceSliceObject,
+                keep=resource_slices.parse_resource_slice,
                 is_optional=True,
             ),
         )

@@ -10,10 +10,9 @@ it. Source: Kubernetes 1.37 `pkg/scheduler/framework/plugins/helper/resource_req
 """
 
 import re
-from collections.abc import Callable, Generator, Mapping
+from collections.abc import Generator, Mapping
 from typing import Any, Final, NamedTuple
 
-import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
@@ -21,6 +20,7 @@ from nodewise.agent import NodeIndex, ObjectKey
 from nodewise.agents.gpu.gpu_node_labels import LONGEST_NAME
 from nodewise.agents.gpu.vendor_resource_names import PROFILES, ResourceProfile
 from nodewise.base.errors import truncate
+from nodewise.devices import resource_claims
 
 ANNOTATION: Final = "nodewise.io/gpu-cards"
 _VENDORS: Final = re.compile(
@@ -173,54 +173,16 @@ RESOURCE_SLICES: Final = "resource_slices"
 """Keys of `ClusterState.objects`."""
 
 
-class DraMetadata(msgspec.Struct, frozen=True, gc=False):
-    name: str
-    namespace: str = ""
-    resourceVersion: str = ""  # noqa: N815 - the API's name
-
-
-class DeviceClassSpec(msgspec.Struct, frozen=True, gc=False):
-    extendedResourceName: str = ""  # noqa: N815 - the API's name
-
-
-class DeviceClass(msgspec.Struct, frozen=True, gc=False):
-    """The fields of a DeviceClass that are read."""
-
-    metadata: DraMetadata
-    spec: DeviceClassSpec = DeviceClassSpec()
-
-
-class ResourceSliceSpec(msgspec.Struct, frozen=True, gc=False):
-    nodeName: str | None = None  # noqa: N815 - the API's name
-
-
-class ResourceSlice(msgspec.Struct, frozen=True, gc=False):
-    """The fields of a ResourceSlice that are read; devices are not."""
-
-    metadata: DraMetadata
-    spec: ResourceSliceSpec = ResourceSliceSpec()
-
-
-def keep_gpu_classes(counts: tuple[str, ...]) -> Callable[[DeviceClass], DeviceClass | None]:
-    """Keep only classes of these counting resources."""
-    return lambda device_class: device_class if device_class.spec.extendedResourceName in counts else None
-
-
-def keep_slices_of_nodes(resource_slice: ResourceSlice) -> ResourceSlice | None:
-    """Keep only slices with devices of one node."""
-    return resource_slice if resource_slice.spec.nodeName else None
-
-
 def dra_node_names(
     objects: Mapping[str, Mapping[ObjectKey, Any]], counts: tuple[str, ...]
 ) -> Generator[None, None, frozenset[str] | None]:
     """The nodes with devices of a driver; None if no class names a counting resource."""
     classes = objects.get(DEVICE_CLASSES, {}).values()
-    if not any(device_class.spec.extendedResourceName in counts for device_class in classes):
+    if not any(resource_claims.class_of_resource(classes, resource) for resource in counts):
         return None
     names = set()
     for number, resource_slice in enumerate(objects.get(RESOURCE_SLICES, {}).values()):
-        names.add(resource_slice.spec.nodeName)
+        names.add(resource_slice.scope.node)
         if number % _STRIDE == 0:
             yield
-    return frozenset(names)
+    return frozenset(names - {""})

@@ -10,10 +10,12 @@ from nodewise.agent.bind_plugin_interface import Refusal
 from nodewise.agents.gpu import missing_gpus
 from nodewise.agents.gpu.agent import GpuAgent
 from nodewise.agents.gpu.gpu_pod_fields import AllocatedPod
-from nodewise.agents.gpu.missing_gpus import DeviceClass, ResourceSlice
 from nodewise.agents.gpu.options import GpuOptions
 from nodewise.agents.gpu.state import NAME, GpuStateBuilder
 from nodewise.agents.gpu.vendor_resource_names import GENERIC
+from nodewise.devices import resource_claims, resource_slices
+from nodewise.devices.resource_claims import DeviceClass, DeviceClassObject
+from nodewise.devices.resource_slices import ResourceSlice, ResourceSliceObject
 from tests.unit.agents.gpu.gpu_cluster_state_builders import agent_state, cluster_state, decode
 from tests.unit.agents.gpu.gpu_node_and_pod_builders import raw_node
 
@@ -32,12 +34,13 @@ def device_class(resource: str = GPU) -> DeviceClass:
         "metadata": {"name": "c"},
         "spec": {"extendedResourceName": resource, "selectors": [{"cel": {}}]},
     }
-    return msgspec.convert(document, DeviceClass)
+    return resource_claims.parse_device_class(msgspec.convert(document, DeviceClassObject))
 
 
 def slice_of(node: str) -> ResourceSlice:
-    document = {"metadata": {"name": f"s-{node}"}, "spec": {"nodeName": node, "driver": "d", "devices": [{}]}}
-    return msgspec.convert(document, ResourceSlice)
+    spec = {"nodeName": node, "driver": "d", "pool": {"name": node}, "devices": [{"name": "a"}]}
+    document = {"metadata": {"name": f"s-{node}"}, "spec": spec}
+    return resource_slices.parse_resource_slice(msgspec.convert(document, ResourceSliceObject))
 
 
 def with_driver(*nodes: str, classes: tuple[DeviceClass, ...] = (device_class(),)) -> ClusterState:
@@ -110,12 +113,3 @@ def test_nodes_follow_the_slices_and_classes() -> None:
         "plain",
     }
     assert passing(snapshot_of(with_driver("plain", classes=()), builder), pod()) == {"plugin", "mixed"}
-
-
-def test_only_classes_and_slices_that_matter_are_stored() -> None:
-    keep = missing_gpus.keep_gpu_classes(GENERIC.counts)
-    assert keep(device_class()) == device_class()
-    assert keep(device_class("example.com/nic")) is None
-    assert missing_gpus.keep_slices_of_nodes(slice_of("n")) == slice_of("n")
-    everywhere = msgspec.convert({"metadata": {"name": "s"}, "spec": {"allNodes": True}}, ResourceSlice)
-    assert missing_gpus.keep_slices_of_nodes(everywhere) is None

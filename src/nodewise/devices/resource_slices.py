@@ -1,0 +1,486 @@
+"""The devices that DRA drivers offer in ResourceSlices, and which of them a node can use.
+
+A driver divides its devices into pools, and a pool into slices of one generation. A pool is complete if all slices of
+its newest generation exist; kube-scheduler allocates nothing from an incomplete pool, so its devices are unknown, not
+absent. Pools of two drivers may have the same name. Source: Kubernetes 1.37 `resource/v1/types.go`, and `GatherPools`
+in `dynamic-resource-allocation/structured/internal/stable/pools_stable.go`.
+
+Objects of the API (`ResourceSliceObject`) are decoded from v1, v1beta2 and v1beta1, and stored as `ResourceSlice`.
+"""
+
+from collections.abc import Callable, Iterable, Mapping
+from functools import lru_cache
+from sys import intern
+from types import MappingProxyType
+from typing import Any, Final, NamedTuple
+
+import msgspec
+
+from nodewise.base import quantity
+from nodewise.base.quantity import Quantity
+
+Amounts = Mapping[str, int]
+"""Nano-units by name."""
+EMPTY: Final[Mapping[str, Any]] = MappingProxyType({})
+
+
+class SemanticVersion(NamedTuple):
+    """A value of the attribute type `version`."""
+
+    text: str
+
+
+AttributeValue = int | bool | str | SemanticVersion | tuple[Any, ...] | None
+"""The value of an attribute; None if its type is newer than nodewise."""
+
+
+class DeviceObjectMetadata(msgspec.Struct, frozen=True, gc=False, rename="camel"):
+    """The metadata of DRA objects that are read."""
+
+    name: str
+    namespace: str = ""
+    uid: str = ""
+    resource_version: str = ""
+    creation_timestamp: str | None = None
+    deletion_timestamp: str | None = None
+
+
+class NodeRequirement(msgspec.Struct, frozen=True, gc=False):
+    """A requirement on a label or field of a node."""
+
+    key: str
+    operator: str
+    values: tuple[str, ...] | None = None
+
+    def is_met(self, value: str | None) -> bool:
+        """Whether the value of the label meets it; None if the node does not have the label."""
+        values = self.values or ()
+        match self.operator:
+            case "In":
+                return value in values
+            case "NotIn":
+                return value not in values
+            case "Exists":
+                return value is not None
+            case "DoesNotExist":
+                return value is None
+            case "Gt" | "Lt":
+                try:
+                    number, limit = int(value or ""), int(values[0])
+                except (ValueError, IndexError):
+                    return False
+                return number > limit if self.operator == "Gt" else number < limit
+        return False
+
+
+class NodeSelectorTerm(msgspec.Struct, frozen=True, gc=False, rename="camel"):
+    match_expressions: tuple[NodeRequirement, ...] | None = None
+    match_fields: tuple[NodeRequirement, ...] | None = None
+
+
+class NodeSelector(msgspec.Struct, frozen=True, gc=False, rename="camel"):
+    """Selects nodes of which one term matches; an empty term matches no node."""
+
+    node_selector_terms: tuple[NodeSelectorTerm, ...] | None = None
+
+    def matches(self, name: str, labels: Mapping[str, str]) -> bool:
+        return any(
+            (term.match_expressions or term.match_fields)
+            and all(each.is_met(labels.get(each.key)) for each in term.match_expressions or ())
+            and all(
+                each.is_met(name if each.key == "metadata.name" else None) for each in term.match_fields or ()
+            )
+            for term in self.node_selector_terms or ()
+        )
+
+
+class NodeScope(NamedTuple):
+    """The nodes that can use the devices of a slice, or one device."""
+
+    node: str = ""
+    """The only node."""
+    is_all_nodes: bool = False
+    selector: NodeSelector | None = None
+
+    def matches(self, name: str, labels: Mapping[str, str]) -> bool:
+        if self.node:
+            return self.node == name
+        return self.is_all_nodes or (self.selector is not None and self.selector.matches(name, labels))
+
+
+class DeviceTaint(msgspec.Struct, frozen=True, gc=False, rename="camel"):
+    key: str
+    effect: str
+    """`NoSchedule`, `NoExecute` or `None`."""
+    value: str = ""
+    time_added: str | None = None
+
+
+class CapacityPolicy(NamedTuple):
+    """How much of a capacity one request can consume, in nano-units."""
+
+    default: int
+    valid_values: tuple[int, ...] = ()
+    minimum: int | None = None
+    maximum: int | None = None
+    step: int | None = None
+
+
+class DeviceCapacity(NamedTuple):
+    value: int
+    """Nano-units."""
+    policy: CapacityPolicy | None = None
+
+
+class CounterConsumption(NamedTuple):
+    """The counters of a counter set that an allocated device consumes."""
+
+    counter_set: str
+    counters: Amounts
+    compatibility_groups: tuple[str, ...] = ()
+
+
+class DeviceId(NamedTuple):
+    """The identity of a device in the cluster."""
+
+    driver: str
+    pool: str
+    device: str
+
+    def __str__(self) -> str:
+        return f"{self.driver}/{self.pool}/{self.device}"
+
+
+class Device(msgspec.Struct, frozen=True, gc=False, kw_only=True):
+    """A device of a slice. Names of attributes and capacities are qualified: `gpu.example.com/uuid`."""
+
+    driver: str
+    pool: str
+    name: str
+    attributes: Mapping[str, AttributeValue] = EMPTY
+    capacity: Mapping[str, DeviceCapacity] = EMPTY
+    consumes_counters: tuple[CounterConsumption, ...] = ()
+    taints: tuple[DeviceTaint, ...] = ()
+    """Those that the driver sets; DeviceTaintRules add others."""
+    allow_multiple_allocations: bool = False
+    binding_conditions: tuple[str, ...] = ()
+    binds_to_node: bool = False
+    maps_node_resources: bool = False
+    """Whether an allocation takes CPU or other resources of the node (an alpha feature of Kubernetes 1.37)."""
+    scope: NodeScope | None = None
+    """With `ResourceSlice.has_scope_by_device`."""
+
+    @property
+    def id(self) -> DeviceId:
+        return DeviceId(self.driver, self.pool, self.name)
+
+
+class ResourceSlice(msgspec.Struct, frozen=True, gc=False, kw_only=True):
+    """A slice of a pool, as it is stored."""
+
+    metadata: DeviceObjectMetadata
+    driver: str
+    pool: str
+    generation: int
+    slice_count: int
+    """The number of slices of the pool's generation."""
+    scope: NodeScope
+    devices: tuple[Device, ...] = ()
+    has_scope_by_device: bool = False
+    counter_sets: Mapping[str, Amounts] = EMPTY
+    """By counter set, the counters that devices of the pool share."""
+
+    @property
+    def pool_id(self) -> "PoolId":
+        return PoolId(self.driver, self.pool)
+
+
+class PoolId(NamedTuple):
+    driver: str
+    pool: str
+
+
+class DevicePool(NamedTuple):
+    """The newest generation of a pool."""
+
+    id: PoolId
+    slices: tuple[ResourceSlice, ...]
+    """By name."""
+    problem: str = ""
+    """Why kube-scheduler allocates no devices of the pool, such as `1 of 2 slices`; empty if it does."""
+
+    @property
+    def counter_sets(self) -> Mapping[str, Amounts]:
+        return {name: counters for item in self.slices for name, counters in item.counter_sets.items()}
+
+    def nodes(self) -> frozenset[str] | None:
+        """The nodes that can use its devices; None if that depends on labels of nodes."""
+        scopes = [scope for item in self.slices for scope in _scopes(item)]
+        return frozenset(scope.node for scope in scopes) if all(scope.node for scope in scopes) else None
+
+    def devices_for(self, node: str, labels: Mapping[str, str]) -> tuple[Device, ...]:
+        """The devices that a node can use, in the order of the slices."""
+        devices: list[Device] = []
+        for item in self.slices:
+            if item.has_scope_by_device:
+                devices += [each for each in item.devices if each.scope and each.scope.matches(node, labels)]
+            elif item.scope.matches(node, labels):
+                devices += item.devices
+        return tuple(devices)
+
+
+class NodeDevicePool(NamedTuple):
+    """The devices of a pool that one node can use."""
+
+    pool: DevicePool
+    devices: tuple[Device, ...]
+
+
+def _scopes(item: ResourceSlice) -> list[NodeScope]:
+    if item.has_scope_by_device:
+        return [device.scope or NodeScope() for device in item.devices]
+    return [] if item.counter_sets and not item.devices else [item.scope]
+
+
+def build_pool(slices: Iterable[ResourceSlice]) -> DevicePool:
+    """The newest generation of one pool; at least one slice."""
+    of_all = sorted(slices, key=lambda item: item.metadata.name)
+    generation = max(item.generation for item in of_all)
+    newest = tuple(item for item in of_all if item.generation == generation)
+    expected, names = newest[0].slice_count, [device.name for item in newest for device in item.devices]
+    problem = ""
+    if len(newest) != expected:
+        problem = f"found {len(newest)} of {expected} slices of generation {generation}"
+    elif len(set(names)) < len(names):
+        problem = "found two devices of one name"
+    return DevicePool(newest[0].pool_id, newest, problem)
+
+
+def build_pools(slices: Iterable[ResourceSlice]) -> list[DevicePool]:
+    """The pools of all slices, by driver and name."""
+    by_pool: dict[PoolId, list[ResourceSlice]] = {}
+    for item in slices:
+        by_pool.setdefault(item.pool_id, []).append(item)
+    return [build_pool(by_pool[pool]) for pool in sorted(by_pool)]
+
+
+def devices_by_node(
+    slices: Iterable[ResourceSlice], nodes: Mapping[str, Mapping[str, str]]
+) -> dict[str, tuple[NodeDevicePool, ...]]:
+    """By node with devices, the pools that it can use, by driver and name. `nodes` are labels by name of the node."""
+    by_node: dict[str, list[NodeDevicePool]] = {}
+    for pool in build_pools(slices):
+        names = pool.nodes()
+        for node in nodes if names is None else names & nodes.keys():
+            devices = pool.devices_for(node, nodes[node])
+            if devices:
+                by_node.setdefault(node, []).append(NodeDevicePool(pool, devices))
+    return {node: tuple(pools) for node, pools in by_node.items()}
+
+
+# Objects of the API, with the fields of all versions
+
+
+class _Attribute(msgspec.Struct, frozen=True, gc=False, rename="lower"):
+    int_: int | None = msgspec.field(default=None, name="int")
+    bool_: bool | None = msgspec.field(default=None, name="bool")
+    string: str | None = None
+    version: str | None = None
+    ints: tuple[int, ...] | None = None
+    bools: tuple[bool, ...] | None = None
+    strings: tuple[str, ...] | None = None
+    versions: tuple[str, ...] | None = None
+
+
+class _PolicyRange(msgspec.Struct, frozen=True, gc=False):
+    min: Quantity = None
+    max: Quantity = None
+    step: Quantity = None
+
+
+class _CapacityPolicy(msgspec.Struct, frozen=True, gc=False, rename="camel"):
+    default: Quantity = None
+    valid_values: tuple[Quantity, ...] | None = None
+    valid_range: _PolicyRange | None = None
+
+
+class _Amount(msgspec.Struct, frozen=True, gc=False, rename="camel"):
+    """A capacity or a counter."""
+
+    value: Quantity = None
+    request_policy: _CapacityPolicy | None = None
+
+
+class _Consumption(msgspec.Struct, frozen=True, gc=False, rename="camel"):
+    counter_set: str = ""
+    counters: dict[str, _Amount] | None = None
+    compatibility_groups: tuple[str, ...] | None = None
+
+
+class _CounterSet(msgspec.Struct, frozen=True, gc=False):
+    name: str
+    counters: dict[str, _Amount] | None = None
+
+
+class _DeviceFields(msgspec.Struct, frozen=True, gc=False, rename="camel"):
+    attributes: dict[str, _Attribute] | None = None
+    capacity: dict[str, _Amount] | None = None
+    consumes_counters: tuple[_Consumption, ...] | None = None
+    node_name: str | None = None
+    node_selector: NodeSelector | None = None
+    all_nodes: bool | None = None
+    taints: tuple[DeviceTaint, ...] | None = None
+    binds_to_node: bool | None = None
+    binding_conditions: tuple[str, ...] | None = None
+    allow_multiple_allocations: bool | None = None
+    node_allocatable_resources: dict[str, Any] | None = None
+    node_allocatable_resource_mappings: dict[str, Any] | None = None
+    """The name in Kubernetes 1.36."""
+
+
+class _Device(_DeviceFields, frozen=True, gc=False, kw_only=True, rename="camel"):
+    name: str
+    basic: _DeviceFields | None = None
+    """All other fields, in v1beta1."""
+
+
+class _PoolFields(msgspec.Struct, frozen=True, gc=False, rename="camel"):
+    name: str
+    generation: int = 0
+    resource_slice_count: int = 1
+
+
+class _SliceSpec(msgspec.Struct, frozen=True, gc=False, rename="camel"):
+    driver: str
+    pool: _PoolFields
+    node_name: str | None = None
+    node_selector: NodeSelector | None = None
+    all_nodes: bool | None = None
+    devices: tuple[_Device, ...] | None = None
+    per_device_node_selection: bool | None = None
+    shared_counters: tuple[_CounterSet, ...] | None = None
+
+
+class ResourceSliceObject(msgspec.Struct, frozen=True, gc=False):
+    """A ResourceSlice of the API, of any version."""
+
+    metadata: DeviceObjectMetadata
+    spec: _SliceSpec
+
+
+def parse_resource_slice(item: ResourceSliceObject) -> ResourceSlice:
+    """The slice as it is stored. Values that many devices share are one object in all of them."""
+    spec = item.spec
+    driver, pool = intern(spec.driver), intern(spec.pool.name)
+    return ResourceSlice(
+        metadata=item.metadata,
+        driver=driver,
+        pool=pool,
+        generation=spec.pool.generation,
+        slice_count=spec.pool.resource_slice_count,
+        scope=_scope(spec),
+        devices=tuple(
+            _parse_device(driver, pool, device, by_device=bool(spec.per_device_node_selection))
+            for device in spec.devices or ()
+        ),
+        has_scope_by_device=bool(spec.per_device_node_selection),
+        counter_sets={each.name: _amounts(each.counters) for each in spec.shared_counters or ()} or EMPTY,
+    )
+
+
+def _scope(fields: _SliceSpec | _DeviceFields) -> NodeScope:
+    return NodeScope(intern(fields.node_name or ""), bool(fields.all_nodes), fields.node_selector)
+
+
+def _parse_device(  # complexity: one expression for each field
+    driver: str, pool: str, item: _Device, *, by_device: bool
+) -> Device:
+    fields = item if item.basic is None else item.basic
+    return Device(
+        driver=driver,
+        pool=pool,
+        name=intern(item.name),
+        attributes={
+            _qualified(driver, name): _attribute_value(attribute)
+            for name, attribute in (fields.attributes or EMPTY).items()
+        },
+        capacity=_shared_map(
+            tuple(
+                (
+                    _qualified(driver, name),
+                    DeviceCapacity(parse_amount(amount.value), _policy(amount.request_policy)),
+                )
+                for name, amount in (fields.capacity or EMPTY).items()
+            )
+        ),
+        consumes_counters=tuple(
+            CounterConsumption(
+                intern(each.counter_set), _amounts(each.counters), each.compatibility_groups or ()
+            )
+            for each in fields.consumes_counters or ()
+        ),
+        taints=fields.taints or (),
+        allow_multiple_allocations=bool(fields.allow_multiple_allocations),
+        binding_conditions=fields.binding_conditions or (),
+        binds_to_node=bool(fields.binds_to_node),
+        maps_node_resources=bool(
+            fields.node_allocatable_resources or fields.node_allocatable_resource_mappings
+        ),
+        scope=_scope(fields) if by_device else None,
+    )
+
+
+def qualified_name(driver: str, name: str) -> str:
+    """The name of an attribute or capacity with its domain, which is the driver's unless the name has another."""
+    return intern(name if "/" in name else f"{driver}/{name}")
+
+
+_qualified = lru_cache(4096)(qualified_name)
+
+
+def _attribute_value(attribute: _Attribute) -> AttributeValue:
+    if attribute.version is not None:
+        return _shared(SemanticVersion(attribute.version))
+    if attribute.versions is not None:
+        return tuple(map(SemanticVersion, attribute.versions))
+    values = (attribute.string, attribute.int_, attribute.bool_)
+    lists = (attribute.strings, attribute.ints, attribute.bools)
+    return _shared(next((each for each in (*values, *lists) if each is not None), None))
+
+
+def _same(value: AttributeValue) -> AttributeValue:
+    return value
+
+
+_shared: Callable[[AttributeValue], AttributeValue] = lru_cache(4096, typed=True)(_same)
+"""Returns the same object for equal values, which devices have in common."""
+
+
+@lru_cache(4096)
+def _shared_map(items: tuple[tuple[str, Any], ...]) -> Mapping[str, Any]:
+    return MappingProxyType(dict(items)) if items else EMPTY
+
+
+def _amounts(amounts: Mapping[str, _Amount] | None) -> Amounts:
+    return _shared_map(
+        tuple((intern(name), parse_amount(each.value)) for name, each in (amounts or EMPTY).items())
+    )
+
+
+def _policy(policy: _CapacityPolicy | None) -> CapacityPolicy | None:
+    if policy is None:
+        return None
+    limits = policy.valid_range or _PolicyRange()
+    minimum, maximum, step = (
+        None if each is None else parse_amount(each) for each in (limits.min, limits.max, limits.step)
+    )
+    values = tuple(parse_amount(value) for value in policy.valid_values or ())
+    return CapacityPolicy(parse_amount(policy.default), values, minimum, maximum, step)
+
+
+def parse_amount(amount: Quantity) -> int:
+    """Nano-units without the limit of `quantity.nano`, since memory of devices is larger. 0 if it is invalid."""
+    try:
+        return quantity.parse(str(amount))
+    except ValueError:
+        return 0

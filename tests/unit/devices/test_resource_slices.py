@@ -1,0 +1,204 @@
+"""ResourceSlices of all versions are decoded, and pools are complete or say what is missing."""
+
+from typing import Any
+
+import msgspec
+import pytest
+
+from nodewise.base.quantity import NANO
+from nodewise.devices import resource_slices
+from nodewise.devices.resource_slices import (
+    CapacityPolicy,
+    CounterConsumption,
+    DeviceCapacity,
+    NodeScope,
+    NodeSelector,
+    PoolId,
+    ResourceSlice,
+    ResourceSliceObject,
+    SemanticVersion,
+)
+
+DRIVER = "gpu.example.com"
+DEVICE: dict[str, Any] = {
+    "attributes": {
+        "uuid": {"string": "u-0"},
+        "index": {"int": 3},
+        "healthy": {"bool": True},
+        "driverVersion": {"version": "1.2.3"},
+        "resource.kubernetes.io/pcieRoot": {"string": "pci0000:00"},
+        "links": {"ints": [1, 2]},
+        "names": {"strings": ["a"]},
+        "future": {"bytes": "AA=="},
+    },
+    "capacity": {
+        "memory": {"value": "80Gi", "requestPolicy": {"default": "1Gi", "validRange": {"min": "1Gi"}}},
+        "cores": {"value": 2},
+    },
+    "consumesCounters": [{"counterSet": "gpu-0", "counters": {"memory": {"value": "10Gi"}}}],
+    "taints": [{"key": "sick", "effect": "NoSchedule", "value": "x", "timeAdded": "2026-11-30T00:00:00Z"}],
+    "allowMultipleAllocations": True,
+    "unknown": {"of": ["a", "newer", "version"]},
+}
+
+
+def slice_of(name: str = "s", node: str | None = "n", **spec: Any) -> ResourceSlice:
+    pool = {"name": "p", "generation": 1, "resourceSliceCount": 1} | spec.pop("pool", {})
+    document = {
+        "metadata": {"name": name},
+        "spec": {"driver": DRIVER, "pool": pool, "nodeName": node, **spec},
+    }
+    decoded = msgspec.json.decode(msgspec.json.encode(document), type=ResourceSliceObject)
+    return resource_slices.parse_resource_slice(decoded)
+
+
+def devices(*names: str) -> list[dict[str, Any]]:
+    return [{"name": name} for name in names]
+
+
+@pytest.mark.parametrize("is_beta", [False, True], ids=["v1", "v1beta1"])
+def test_a_device_has_its_fields_in_every_version(is_beta: bool) -> None:
+    wire = {"name": "gpu-0", "basic": DEVICE} if is_beta else {"name": "gpu-0", **DEVICE}
+    device = slice_of(devices=[wire]).devices[0]
+    assert device.attributes == {
+        f"{DRIVER}/uuid": "u-0",
+        f"{DRIVER}/index": 3,
+        f"{DRIVER}/healthy": True,
+        f"{DRIVER}/driverVersion": SemanticVersion("1.2.3"),
+        "resource.kubernetes.io/pcieRoot": "pci0000:00",
+        f"{DRIVER}/links": (1, 2),
+        f"{DRIVER}/names": ("a",),
+        f"{DRIVER}/future": None,
+    }
+    memory = DeviceCapacity(80 * 2**30 * NANO, CapacityPolicy(2**30 * NANO, minimum=2**30 * NANO))
+    assert device.capacity == {f"{DRIVER}/memory": memory, f"{DRIVER}/cores": DeviceCapacity(2 * NANO)}
+    assert device.consumes_counters == (CounterConsumption("gpu-0", {"memory": 10 * 2**30 * NANO}),)
+    assert (device.taints[0].key, device.taints[0].effect, device.taints[0].value) == (
+        "sick",
+        "NoSchedule",
+        "x",
+    )
+    assert device.allow_multiple_allocations
+    assert str(device.id) == f"{DRIVER}/p/gpu-0"
+
+
+def test_equal_values_of_attributes_of_different_types_stay_different() -> None:
+    for attribute, value in (
+        ({"int": 1}, 1),
+        ({"bool": True}, True),
+        ({"string": "1"}, "1"),
+        ({"version": "1"}, None),
+    ):
+        device = slice_of(devices=[{"name": "d", "attributes": {"a": attribute}}]).devices[0]
+        stored = device.attributes[f"{DRIVER}/a"]
+        assert (type(stored), stored) == (
+            (type(value), value) if value is not None else (SemanticVersion, SemanticVersion("1"))
+        )
+
+
+@pytest.mark.parametrize(
+    ("slices", "problem", "names"),
+    [
+        ([slice_of(devices=devices("a", "b"))], "", ["a", "b"]),
+        ([slice_of(devices=None)], "", []),
+        (
+            [slice_of("s1", devices=devices("a"), pool={"resourceSliceCount": 2})],
+            "found 1 of 2 slices of generation 1",
+            ["a"],
+        ),
+        (
+            [
+                slice_of("old", devices=devices("a")),
+                slice_of("new", devices=devices("b"), pool={"generation": 2}),
+            ],
+            "",
+            ["b"],
+        ),
+        (
+            [
+                slice_of("old", devices=devices("a")),
+                slice_of("new", devices=devices("b"), pool={"generation": 2, "resourceSliceCount": 2}),
+            ],
+            "found 1 of 2 slices of generation 2",
+            ["b"],
+        ),
+        ([slice_of(devices=devices("a", "a"))], "found two devices of one name", ["a", "a"]),
+    ],
+    ids=["complete", "empty", "incomplete", "replaced", "replaced in part", "invalid"],
+)
+def test_only_the_newest_generation_of_a_pool_counts(
+    slices: list[ResourceSlice], problem: str, names: list[str]
+) -> None:
+    (pool,) = resource_slices.build_pools(slices)
+    assert pool.problem == problem
+    assert [device.name for device in pool.devices_for("n", {})] == names
+    assert pool.devices_for("other", {}) == ()
+
+
+def test_two_drivers_may_use_one_pool_name() -> None:
+    pools = resource_slices.build_pools([slice_of("a", driver="b.example.com"), slice_of("b")])
+    assert [pool.id for pool in pools] == [PoolId("b.example.com", "p"), PoolId(DRIVER, "p")]
+    assert not any(pool.problem for pool in pools)
+
+
+def test_devices_of_the_network_are_those_of_the_selected_nodes() -> None:
+    selector = {
+        "nodeSelectorTerms": [{"matchExpressions": [{"key": "rack", "operator": "In", "values": ["1"]}]}]
+    }
+    by_device = [
+        {"name": "a", "nodeName": "n1"},
+        {"name": "b", "allNodes": True},
+        {"name": "c", "nodeSelector": selector},
+        {"name": "d"},
+    ]
+    slices = [
+        slice_of("all", None, allNodes=True, devices=devices("x"), pool={"name": "all"}),
+        slice_of("rack", None, nodeSelector=selector, devices=devices("y"), pool={"name": "rack"}),
+        slice_of("by-device", None, perDeviceNodeSelection=True, devices=by_device, pool={"name": "z"}),
+        slice_of("local", "n1", devices=devices("l"), pool={"name": "n1"}),
+        slice_of("gone", "deleted", devices=devices("g"), pool={"name": "deleted"}),
+    ]
+    by_node = resource_slices.devices_by_node(slices, {"n1": {"rack": "1"}, "n2": {"rack": "2"}, "n3": {}})
+    names = {
+        node: [device.name for pool in pools for device in pool.devices] for node, pools in by_node.items()
+    }
+    assert names == {"n1": ["x", "l", "y", "a", "b", "c"], "n2": ["x", "b"], "n3": ["x", "b"]}
+
+
+def test_counters_of_a_pool_are_shared_by_all_of_its_slices() -> None:
+    counters = [{"name": "gpu-0", "counters": {"memory": {"value": "80Gi"}}}]
+    slices = [
+        slice_of("counters", sharedCounters=counters, pool={"resourceSliceCount": 2}),
+        slice_of("devices", devices=devices("a"), pool={"resourceSliceCount": 2}),
+    ]
+    (pool,) = resource_slices.build_pools(slices)
+    assert (pool.problem, pool.nodes()) == ("", frozenset({"n"}))
+    assert pool.counter_sets == {"gpu-0": {"memory": 80 * 2**30 * NANO}}
+
+
+@pytest.mark.parametrize(
+    ("expression", "is_matched"),
+    [
+        ({"key": "a", "operator": "In", "values": ["1"]}, True),
+        ({"key": "a", "operator": "NotIn", "values": ["1"]}, False),
+        ({"key": "b", "operator": "NotIn", "values": ["1"]}, True),
+        ({"key": "a", "operator": "Exists"}, True),
+        ({"key": "b", "operator": "DoesNotExist"}, True),
+        ({"key": "a", "operator": "Gt", "values": ["0"]}, True),
+        ({"key": "a", "operator": "Lt", "values": ["1"]}, False),
+        ({"key": "a", "operator": "Gt", "values": []}, False),
+        ({"key": "b", "operator": "Gt", "values": ["0"]}, False),
+        ({"key": "a", "operator": "Like", "values": ["1"]}, False),
+    ],
+)
+def test_node_selectors_match_labels_as_in_kubernetes(expression: dict[str, Any], is_matched: bool) -> None:
+    document = {"nodeSelectorTerms": [{}, {"matchExpressions": [expression]}]}
+    selector = msgspec.convert(document, NodeSelector)
+    assert NodeScope(selector=selector).matches("n", {"a": "1"}) == is_matched
+
+
+def test_a_node_selector_matches_the_name_of_a_node() -> None:
+    field = {"key": "metadata.name", "operator": "In", "values": ["n"]}
+    selector = msgspec.convert({"nodeSelectorTerms": [{"matchFields": [field]}]}, NodeSelector)
+    assert [selector.matches(name, {}) for name in ("n", "m")] == [True, False]
+    assert not NodeScope().matches("n", {})
