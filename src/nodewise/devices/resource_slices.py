@@ -21,7 +21,7 @@ from nodewise.base.quantity import Quantity
 
 Amounts = Mapping[str, int]
 """Nano-units by name."""
-EMPTY: Final[Mapping[str, Any]] = MappingProxyType({})
+EMPTY: Final[Mapping[Any, Any]] = MappingProxyType({})
 
 
 class SemanticVersion(NamedTuple):
@@ -140,12 +140,21 @@ class CounterConsumption(NamedTuple):
     compatibility_groups: tuple[str, ...] = ()
 
 
+class PoolId(NamedTuple):
+    driver: str
+    pool: str
+
+
 class DeviceId(NamedTuple):
     """The identity of a device in the cluster."""
 
     driver: str
     pool: str
     device: str
+
+    @property
+    def pool_id(self) -> PoolId:
+        return PoolId(self.driver, self.pool)
 
     def __str__(self) -> str:
         return f"{self.driver}/{self.pool}/{self.device}"
@@ -191,13 +200,8 @@ class ResourceSlice(msgspec.Struct, frozen=True, gc=False, kw_only=True):
     """By counter set, the counters that devices of the pool share."""
 
     @property
-    def pool_id(self) -> "PoolId":
+    def pool_id(self) -> PoolId:
         return PoolId(self.driver, self.pool)
-
-
-class PoolId(NamedTuple):
-    driver: str
-    pool: str
 
 
 class DevicePool(NamedTuple):

@@ -1,0 +1,227 @@
+"""The devices of all nodes and who holds them, kept up to date by changes of slices and claims.
+
+Only the nodes of changed pools and claims are computed again. The inventory equals one that is built from scratch, and
+never changes once it was returned. An incomplete pool keeps the devices that are known, with its problem.
+"""
+
+from collections import Counter
+from collections.abc import Generator, Iterable, Mapping
+from typing import Any, Final, Literal, NamedTuple
+
+from nodewise.devices.resource_claims import AllocatedDevice, ResourceClaim
+from nodewise.devices.resource_slices import (
+    EMPTY,
+    Amounts,
+    Device,
+    DeviceId,
+    DevicePool,
+    NodeDevicePool,
+    PoolId,
+    ResourceSlice,
+    build_pool,
+)
+from nodewise.kube.store import Change, Key
+
+DEVICE_CLASSES: Final = "device_classes"
+RESOURCE_CLAIMS: Final = "resource_claims"
+RESOURCE_SLICES: Final = "resource_slices"
+DEVICE_TAINT_RULES: Final = "device_taint_rules"
+"""Keys of `ClusterState.objects` in agents that read these kinds."""
+
+DeviceState = Literal["free", "shared", "allocated", "unknown"]
+"""`shared`: claims have a part of it, and others can have more; `unknown`: its pool is incomplete."""
+
+
+class DeviceHolder(NamedTuple):
+    """A claim that has a device, or a part of it."""
+
+    claim: Key
+    allocated: AllocatedDevice
+    pods: tuple[str, ...]
+    """The pods of the claim's namespace that may use the claim."""
+
+
+class NodeDevices(NamedTuple):
+    """The devices that one node can use."""
+
+    pools: tuple[NodeDevicePool, ...] = ()
+    """By driver and name."""
+    holders: Mapping[DeviceId, tuple[DeviceHolder, ...]] = EMPTY
+    """By device, the claims that have it; claims with admin access do not count as having it."""
+
+    def devices(self) -> list[Device]:
+        """All of them, also those of incomplete pools."""
+        return [device for each in self.pools for device in each.devices]
+
+    def state(self, node_pool: NodeDevicePool, device: Device) -> DeviceState:
+        holders = self.holders.get(device.id, ())
+        if not holders:
+            return "unknown" if node_pool.pool.problem else "free"
+        if not device.allow_multiple_allocations:
+            return "allocated"
+        consumed = consumed_capacity(holders)
+        is_full = any(consumed.get(name, 0) >= each.value > 0 for name, each in device.capacity.items())
+        return "allocated" if is_full else "shared"
+
+
+def consumed_capacity(holders: Iterable[DeviceHolder]) -> Amounts:
+    """The capacity of a device that its holders consume together, by qualified name."""
+    consumed: Counter[str] = Counter()
+    for holder in holders:
+        consumed.update(holder.allocated.consumed_capacity)
+    return consumed
+
+
+class DeviceInventory(NamedTuple):
+    """The devices of all nodes."""
+
+    nodes: Mapping[str, NodeDevices] = EMPTY
+    """By node, the devices that only this node can use."""
+    network_pools: tuple[DevicePool, ...] = ()
+    """Pools whose nodes are selected by labels, or all nodes."""
+    network_holders: Mapping[DeviceId, tuple[DeviceHolder, ...]] = EMPTY
+    """The holders of their devices."""
+    generation: int = 0
+    """Grows with every change."""
+
+    def of(self, node: str, labels: Mapping[str, str] = EMPTY) -> NodeDevices:
+        """All devices that a node can use."""
+        own = self.nodes.get(node, _NO_DEVICES)
+        offered = [(pool, pool.devices_for(node, labels)) for pool in self.network_pools]
+        pools = [NodeDevicePool(pool, devices) for pool, devices in offered if devices]
+        if not pools:
+            return own
+        ordered = sorted((*own.pools, *pools), key=lambda each: each.pool.id)
+        return NodeDevices(tuple(ordered), {**own.holders, **self.network_holders})
+
+
+_NO_DEVICES: Final = NodeDevices()
+NO_INVENTORY: Final = DeviceInventory()
+
+
+class DeviceInventoryBuilder:
+    """Follows slices and claims. An update without changes costs nothing."""
+
+    def __init__(self) -> None:
+        self._slices: dict[PoolId, dict[str, ResourceSlice]] = {}
+        self._pools: dict[PoolId, DevicePool] = {}
+        self._nodes_of_pool: dict[PoolId, frozenset[str] | None] = {}
+        """None: pools of the network."""
+        self._pools_of_node: dict[str, set[PoolId]] = {}
+        self._holders: dict[PoolId, dict[DeviceId, tuple[DeviceHolder, ...]]] = {}
+        self._nodes: dict[str, NodeDevices] = {}
+        self._inventory = NO_INVENTORY
+
+    def update(
+        self,
+        slices: Iterable[tuple[Key, Change[ResourceSlice]]],
+        claims: Iterable[tuple[Key, Change[ResourceClaim]]],
+    ) -> Generator[None, None, DeviceInventory]:
+        """Apply changes; the result is the same object if nothing changed."""
+        pools = yield from self._apply_slices(slices)
+        devices = yield from self._apply_claims(claims)
+        if not pools and not devices:
+            return self._inventory
+        nodes = {node for device in devices for node in self._nodes_of_device(device)}
+        for pool in pools:
+            nodes |= self._rebuild_pool(pool)
+            yield
+        for node in nodes:
+            self._rebuild_node(node)
+            yield
+        network = sorted(pool for pool, of_pool in self._nodes_of_pool.items() if of_pool is None)
+        self._inventory = DeviceInventory(
+            dict(self._nodes),
+            tuple(self._pools[pool] for pool in network),
+            {device: each for pool in network for device, each in self._holders.get(pool, {}).items()},
+            self._inventory.generation + 1,
+        )
+        return self._inventory
+
+    def _apply_slices(
+        self, changes: Iterable[tuple[Key, Change[ResourceSlice]]]
+    ) -> Generator[None, None, set[PoolId]]:
+        """The pools whose slices changed."""
+        changed: set[PoolId] = set()
+        for (_, name), change in changes:
+            if change.old is not None:
+                self._slices.get(change.old.pool_id, {}).pop(name, None)
+                changed.add(change.old.pool_id)
+            if change.new is not None:
+                self._slices.setdefault(change.new.pool_id, {})[name] = change.new
+                changed.add(change.new.pool_id)
+            yield
+        return changed
+
+    def _apply_claims(
+        self, changes: Iterable[tuple[Key, Change[ResourceClaim]]]
+    ) -> Generator[None, None, set[DeviceId]]:
+        """The devices whose holders changed."""
+        changed: set[DeviceId] = set()
+        for key, change in changes:
+            for allocated in change.old.devices if change.old is not None else ():
+                of_pool = self._holders.get(allocated.device.pool_id, {})
+                left = tuple(each for each in of_pool.pop(allocated.device, ()) if each.claim != key)
+                if left:
+                    of_pool[allocated.device] = left
+                changed.add(allocated.device)
+            if change.new is not None:
+                changed |= self._add_holders(key, change.new)
+            yield
+        return changed
+
+    def _add_holders(self, key: Key, claim: ResourceClaim) -> set[DeviceId]:
+        pods = tuple(each.name for each in claim.reserved_for if each.resource == "pods")
+        held = [each for each in claim.devices if not each.is_admin_access]
+        for allocated in held:
+            of_pool = self._holders.setdefault(allocated.device.pool_id, {})
+            holder = DeviceHolder(key, allocated, pods)
+            of_pool[allocated.device] = (*of_pool.get(allocated.device, ()), holder)
+        return {each.device for each in held}
+
+    def _nodes_of_device(self, device: DeviceId) -> Iterable[str]:
+        """The nodes whose own devices include it."""
+        nodes = self._nodes_of_pool.get(device.pool_id) or frozenset()
+        if len(nodes) <= 1:
+            return nodes
+        return [
+            node
+            for node in nodes
+            if any(
+                each.name == device.device and each.pool == device.pool
+                for each in self._nodes.get(node, _NO_DEVICES).devices()
+            )
+        ]
+
+    def _rebuild_pool(self, pool: PoolId) -> set[str]:
+        """The nodes that had or have its devices."""
+        before = self._nodes_of_pool.pop(pool, None) or frozenset()
+        for node in before:
+            self._pools_of_node[node].discard(pool)
+        slices = self._slices.get(pool)
+        if not slices:
+            self._slices.pop(pool, None)
+            self._pools.pop(pool, None)
+            return set(before)
+        self._pools[pool] = build_pool(slices.values())
+        now = self._nodes_of_pool[pool] = self._pools[pool].nodes()
+        for node in now or ():
+            self._pools_of_node.setdefault(node, set()).add(pool)
+        return {*before, *(now or ())}
+
+    def _rebuild_node(self, node: str) -> None:
+        pools = sorted(self._pools_of_node.get(node, ()))
+        if not pools:
+            self._pools_of_node.pop(node, None)
+            self._nodes.pop(node, None)
+            return
+        of_node = tuple(
+            NodeDevicePool(self._pools[pool], self._pools[pool].devices_for(node, EMPTY)) for pool in pools
+        )
+        holders: dict[DeviceId, Any] = {}
+        for pool in pools:
+            of_pool = self._holders.get(pool, {})
+            is_only_node = len(self._nodes_of_pool[pool] or ()) == 1
+            names = of_pool if is_only_node else {device.id for each in of_node for device in each.devices}
+            holders |= {device: of_pool[device] for device in names if device in of_pool}
+        self._nodes[node] = NodeDevices(of_node, holders or EMPTY)

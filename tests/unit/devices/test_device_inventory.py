@@ -1,0 +1,140 @@
+"""The inventory follows changes of slices and claims, and equals one that is built from scratch."""
+
+import random
+from typing import Any
+
+from nodewise.base import cooperative_scheduling
+from nodewise.devices.device_inventory import DeviceInventory, DeviceInventoryBuilder
+from nodewise.devices.resource_claims import ResourceClaim
+from nodewise.devices.resource_slices import DeviceId, ResourceSlice
+from nodewise.kube.store import Key, difference
+from tests.unit.devices.test_resource_claims import claim_of
+from tests.unit.devices.test_resource_slices import DRIVER, devices, slice_of
+
+Slices = dict[Key, ResourceSlice]
+Claims = dict[Key, ResourceClaim]
+
+
+def updated(
+    builder: DeviceInventoryBuilder, old: tuple[Slices, Claims], new: tuple[Slices, Claims]
+) -> DeviceInventory:
+    changes = [difference(before, after).items() for before, after in zip(old, new, strict=True)]
+    return cooperative_scheduling.run_without_pauses(builder.update(*changes))  # type: ignore[arg-type]
+
+
+def inventory_of(slices: Slices, claims: Claims | None = None) -> DeviceInventory:
+    return updated(DeviceInventoryBuilder(), ({}, {}), (slices, claims or {}))
+
+
+def keyed(*slices: ResourceSlice) -> Slices:
+    return {("", item.metadata.name): item for item in slices}
+
+
+def holding(*names: str, pool: str = "p", pod: str = "pod", **result: Any) -> ResourceClaim:
+    results = [{"request": "r", "driver": DRIVER, "pool": pool, "device": name, **result} for name in names]
+    consumers = [{"resource": "pods", "name": pod, "uid": "u"}, {"resource": "others", "name": "x"}]
+    return claim_of({"allocation": {"devices": {"results": results}}, "reservedFor": consumers})
+
+
+def states(inventory: DeviceInventory, node: str, **labels: str) -> dict[str, str]:
+    there = inventory.of(node, labels)
+    return {device.name: there.state(pool, device) for pool in there.pools for device in pool.devices}
+
+
+def test_a_claim_has_its_devices_until_it_is_deallocated() -> None:
+    slices = keyed(slice_of(devices=devices("a", "b")))
+    builder = DeviceInventoryBuilder()
+    free = updated(builder, ({}, {}), (slices, {("d", "c"): claim_of()}))
+    held = updated(builder, (slices, {("d", "c"): claim_of()}), (slices, {("d", "c"): holding("a")}))
+    again = updated(builder, (slices, {("d", "c"): holding("a")}), (slices, {("d", "c"): holding("b")}))
+    gone = updated(builder, (slices, {("d", "c"): holding("b")}), (slices, {}))
+    assert [states(each, "n") for each in (free, held, again, gone)] == [
+        {"a": "free", "b": "free"},
+        {"a": "allocated", "b": "free"},
+        {"a": "free", "b": "allocated"},
+        {"a": "free", "b": "free"},
+    ]
+    (holder,) = held.of("n").holders[DeviceId(DRIVER, "p", "a")]
+    assert (holder.claim, holder.pods) == (("d", "c"), ("pod",))
+    assert updated(builder, (slices, {}), (slices, {})) is gone
+
+
+def test_devices_of_an_incomplete_pool_are_unknown_not_absent() -> None:
+    slices = keyed(slice_of(devices=devices("a", "b"), pool={"resourceSliceCount": 2}))
+    assert states(inventory_of(slices, {("d", "c"): holding("a")}), "n") == {"a": "allocated", "b": "unknown"}
+
+
+def test_a_device_with_admin_access_stays_free() -> None:
+    slices = keyed(slice_of(devices=devices("a")))
+    assert states(inventory_of(slices, {("d", "c"): holding("a", adminAccess=True)}), "n") == {"a": "free"}
+
+
+def test_a_shared_device_is_allocated_when_a_capacity_is_used_up() -> None:
+    wire = {"name": "a", "allowMultipleAllocations": True, "capacity": {"memory": {"value": "10"}}}
+    slices = keyed(slice_of(devices=[wire]))
+    parts = [holding("a", shareID=str(number), consumedCapacity={"memory": "5"}) for number in range(2)]
+    assert states(inventory_of(slices, {("d", "c0"): parts[0]}), "n") == {"a": "shared"}
+    both = {("d", f"c{number}"): part for number, part in enumerate(parts)}
+    assert states(inventory_of(slices, both), "n") == {"a": "allocated"}
+
+
+def test_a_driver_that_disappears_leaves_no_devices() -> None:
+    slices = keyed(slice_of(devices=devices("a")))
+    builder = DeviceInventoryBuilder()
+    updated(builder, ({}, {}), (slices, {("d", "c"): holding("a")}))
+    assert updated(builder, (slices, {}), ({}, {})).nodes == {}
+    back = updated(builder, ({}, {}), (slices, {}))
+    assert states(back, "n") == {"a": "allocated"}, "the claim still has the device"
+
+
+def test_devices_of_the_network_belong_to_all_selected_nodes() -> None:
+    selector = {"nodeSelectorTerms": [{"matchExpressions": [{"key": "rack", "operator": "Exists"}]}]}
+    rack = slice_of("rack", None, nodeSelector=selector, devices=devices("x"), pool={"name": "rack"})
+    inventory = inventory_of(
+        keyed(rack, slice_of(devices=devices("a"))), {("d", "c"): holding("x", pool="rack")}
+    )
+    assert states(inventory, "n", rack="1") == {"a": "free", "x": "allocated"}
+    assert states(inventory, "n") == {"a": "free"}
+    assert states(inventory, "m", rack="1") == {"x": "allocated"}
+
+
+def test_any_sequence_of_changes_gives_the_inventory_of_its_end() -> None:
+    draw = random.Random(39)
+    builder = DeviceInventoryBuilder()
+    before: tuple[Slices, Claims] = ({}, {})
+    for _ in range(300):
+        slices, claims = dict(before[0]), dict(before[1])
+        for _ in range(draw.randint(1, 3)):
+            name, pool = f"s{draw.randint(0, 4)}", f"p{draw.randint(0, 2)}"
+            slices.pop(("", name), None)
+            if draw.random() < 0.7:
+                by_device = [
+                    {"name": f"{name}-{at}", "nodeName": f"n{draw.randint(0, 2)}"} for at in range(2)
+                ]
+                of_node = {"devices": devices(f"{name}-0", f"{name}-1")}
+                node = draw.choice([f"n{draw.randint(0, 2)}", None])
+                scope = draw.choice(
+                    [{"allNodes": True}, {"perDeviceNodeSelection": True, "devices": by_device}]
+                )
+                spec = of_node if node else {**of_node, **scope}
+                size = {
+                    "name": pool,
+                    "generation": draw.randint(1, 2),
+                    "resourceSliceCount": draw.randint(1, 2),
+                }
+                slices["", name] = slice_of(name, node, pool=size, **spec)
+            claim = ("d", f"c{draw.randint(0, 4)}")
+            claims.pop(claim, None)
+            if draw.random() < 0.7:
+                held = (f"s{draw.randint(0, 4)}-{draw.randint(0, 1)}" for _ in range(draw.randint(0, 2)))
+                claims[claim] = holding(*held, pool=f"p{draw.randint(0, 2)}")
+        now, whole = updated(builder, before, (slices, claims)), inventory_of(slices, claims)
+        assert {node: each.pools for node, each in now.nodes.items()} == {
+            node: each.pools for node, each in whole.nodes.items()
+        }
+        for node in ("n0", "n1", "n2", "n3"):
+            assert states(now, node) == states(whole, node)
+            assert {device: sorted(held) for device, held in now.of(node).holders.items()} == {
+                device: sorted(held) for device, held in whole.of(node).holders.items()
+            }
+        before = (slices, claims)
