@@ -128,6 +128,8 @@ class TelemetryState(NamedTuple):
     """Whether its admission policies are installed; False where they are not watched, as in the extender."""
     own_values: Mapping[str, bool] = {}
     """By key of a metric with a response, whether one of these nodes has a fresh value; only with shards."""
+    period_s: float = _SYNC_PERIOD_S
+    """The refresh period."""
 
 
 class TelemetryStateBuilder(StateBuilder[TelemetryState]):
@@ -140,7 +142,7 @@ class TelemetryStateBuilder(StateBuilder[TelemetryState]):
     def __init__(
         self, options: TelemetryOptions, max_age_s: float, sync_period_s: float = _SYNC_PERIOD_S
     ) -> None:
-        self._failing_s = _FAILING_PERIODS * sync_period_s
+        self._period_s = sync_period_s
         self._max_age_s = max_age_s
         self._trust = NamespaceTrust(options, max_age_s)
         self._budgets = NamespaceBudgets(options)
@@ -249,7 +251,9 @@ class TelemetryStateBuilder(StateBuilder[TelemetryState]):
         self._rule_states.finish()
         selection = self._update_selection(cluster_state.objects)
         own_values = self._own_values(cluster_state) if self.values_elsewhere is not None else {}
-        return TelemetryState(states, selection, self._native_mode, self._has_native_admission, own_values)
+        return TelemetryState(
+            states, selection, self._native_mode, self._has_native_admission, own_values, self._period_s
+        )
 
     def _own_values(self, cluster_state: ClusterState) -> dict[str, bool]:
         """By key of a metric with a response, whether one of these nodes has a fresh value."""
@@ -527,7 +531,7 @@ class TelemetryStateBuilder(StateBuilder[TelemetryState]):
         return {
             key: metrics.causes[key]
             for key in sorted(keys & metrics.causes.keys() & metrics.series.keys())
-            if cluster_state.now - metrics.series[key].fetched_at > self._failing_s
+            if cluster_state.now - metrics.series[key].fetched_at > _FAILING_PERIODS * self._period_s
             and metrics.causes[key].reason != "IncompleteAnswer"
         }
 
