@@ -144,6 +144,7 @@ EXAMPLE_DRIVER = _module(
     "sigs.k8s.io/dra-example-driver/cmd/dra-example-kubeletplugin",
 )
 POD_REQUESTS = _module("pod-requests", "the requests of pods by k8s.io/component-helpers", "v0.37.2", ".")
+DEVICE_ALLOCATOR = _module("device-allocator", "the allocator of DRA devices", "v0.37.2", ".")
 OTELCOL = _module("otelcol", "the OpenTelemetry Collector", "v0.165.0", ".")
 
 SET_UP = "make controlplane"
@@ -216,6 +217,11 @@ def pod_requests() -> Path:
 def example_driver() -> Path:
     """The DRA example driver, built if necessary, which takes about a minute. Raises MissingError."""
     return EXAMPLE_DRIVER.built() / "dra-example-kubeletplugin"
+
+
+def device_allocator() -> Path:
+    """A program that allocates devices as kube-scheduler does, built if necessary, in a minute. Raises MissingError."""
+    return DEVICE_ALLOCATOR.built() / "device-allocator"
 
 
 def krew_folder() -> Path:
