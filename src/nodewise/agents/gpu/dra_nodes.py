@@ -16,11 +16,12 @@ from numpy.typing import NDArray
 from nodewise.agent import NodeIndex
 from nodewise.devices import resource_claims
 from nodewise.devices.device_inventory import DeviceInventory, NodeDevices
+from nodewise.devices.device_selectors import device_matches
 from nodewise.devices.resource_claims import DeviceClass
 from nodewise.devices.resource_slices import EMPTY
 
 Mask = NDArray[np.bool_]
-_STRIDE: Final = 512
+_STRIDE: Final = 64
 """Nodes between two yields."""
 
 
@@ -30,7 +31,7 @@ class DraNodes(NamedTuple):
     by_resource: Mapping[str, Mask] = {}
     """By counting resource that a DeviceClass names, (N+1) by node number."""
     drivers: Mapping[str, tuple[str, ...]] = {}
-    """By node with devices, the drivers."""
+    """By node of the index, the drivers of its devices."""
 
     def left(self, resources: Iterable[str], numbers: NDArray[np.intp]) -> Mask:
         """By node number, whether a pod that requests these counting resources is left to kube-scheduler there."""
@@ -90,17 +91,20 @@ class DraNodeTable:
             if number % _STRIDE == 0:
                 yield
             devices = inventory.of(name, labels_of(name) if inventory.network_pools else EMPTY)
-            if devices.pools:
-                drivers[name] = tuple(dict.fromkeys(each.pool.id.driver for each in devices.pools))
-            allocatable = self._allocatable.get(name, frozenset())
-            for resource, device_class in mapped.items():
-                by_resource[resource][number] = resource not in allocatable and (
-                    name in self._labelled or may_have(devices, device_class)
-                )
+            drivers[name] = tuple(dict.fromkeys(each.pool.id.driver for each in devices.pools))
+            for resource in mapped.keys() - self._allocatable.get(name, frozenset()):
+                by_resource[resource][number] = name in self._labelled or may_have(devices, mapped[resource])
         self._inputs, self._index, self._table = inputs, index, DraNodes(by_resource, drivers)
         return self._table
 
 
-def may_have(devices: NodeDevices, device_class: DeviceClass) -> bool:  # noqa: ARG001
-    """Whether a node has devices of a class, or may have them."""
-    return bool(devices.pools)
+def may_have(devices: NodeDevices, device_class: DeviceClass) -> bool:
+    """Whether a node has devices of a class, or may have them: a selector or a part of a pool is unknown."""
+    return any(
+        bool(each.pool.problem)
+        or any(
+            all(device_matches(expression, device) is not False for expression in device_class.selectors)
+            for device in each.devices
+        )
+        for each in devices.pools
+    )

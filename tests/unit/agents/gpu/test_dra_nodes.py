@@ -32,10 +32,13 @@ NODES = {
 }
 
 
-def device_class(resource: str | None = GPU) -> DeviceClass:
+def device_class(resource: str | None = GPU, driver: str = "d") -> DeviceClass:
     document = {
         "metadata": {"name": "c"},
-        "spec": {"extendedResourceName": resource, "selectors": [{"cel": {}}]},
+        "spec": {
+            "extendedResourceName": resource,
+            "selectors": [{"cel": {"expression": f"device.driver == '{driver}'"}}],
+        },
     }
     return resource_claims.parse_device_class(msgspec.convert(document, DeviceClassObject))
 
@@ -175,3 +178,10 @@ def test_claims_do_not_change_which_nodes_are_left() -> None:
     after = agent_state(msgspec.structs.replace(cluster, objects=objects), builder)
     assert after.dra is before.dra
     assert after.devices.of("driver").holders
+
+
+def test_devices_of_other_classes_do_not_make_a_node_one_with_gpus() -> None:
+    nic = with_driver("driver", classes=(device_class(driver="gpu"),))
+    assert passing(snapshot_of(nic), pod()) == {"labelled", "plugin", "mixed"}
+    unknown = with_driver("driver", classes=(device_class(driver="' + unknown() + '"),))
+    assert "driver" in passing(snapshot_of(unknown), pod())
