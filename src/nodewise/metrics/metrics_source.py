@@ -45,6 +45,13 @@ class MetricRequest(NamedTuple):
     """How far back a source with several samples of a node looks for their distance, if that is more than `max_age_s`.
     Series without a sample of the maximum age do not count (`sample_distance`)."""
 
+    own_query: str = ""
+    """For a metric of nodewise's own: the expression for sources that support expressions. Others have it by name."""
+    by_pod: bool = False
+    """Whether the values are of pods instead of nodes, by `NAMESPACE/NAME`. They are fetched once a minute."""
+    is_optional: bool = False
+    """Whether the metric is used only where it exists, so that its absence is no failure."""
+
     @property
     def name(self) -> str:
         """The metric as messages and Prometheus metrics name it: `temp`, or `max(temp)` with an aggregation."""
@@ -55,6 +62,8 @@ class MetricRequest(NamedTuple):
         """The key of the result. A name with a query has a different key than the name alone or with another query: any
         tenant can write any query, and tenants must not affect each other.
         """
+        if self.own_query:
+            return f"{self.name} of nodewise"
         name = f"{self.name} or nothing" if self.empty_is_healthy else self.name
         return f"{name} by {self.query}" if self.query else name
 
