@@ -314,6 +314,7 @@ _INCLUDED: Final = (
     "policy-roles.yaml",
     "pod-admission.yaml",
     "extender-pods.yaml",
+    "device-taints.yaml",
     "metrics/alert-rules.yaml",
 )
 ALERT_RULES: Final = DEPLOY / "metrics/alert-rules.yaml"

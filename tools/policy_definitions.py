@@ -25,6 +25,7 @@ _HEAD: Final = """\
 """
 _CLUSTER: Final = "ClusterPlacementPolicy"
 _AVOIDS: Final = "away from nodes, or prefers nodes for them, by live metrics of the nodes"
+_LABELS: Final = "It can also label the nodes, and taint devices of DRA drivers."
 _SELECTS: Final = "Which pods the policy selects, which nodes they avoid"
 _TEXTS: Final = {
     "PlacementPolicy": (
@@ -32,8 +33,8 @@ _TEXTS: Final = {
         f"{_SELECTS}, and which nodes they prefer.",
     ),
     _CLUSTER: (
-        f"ClusterPlacementPolicy keeps selected pods of any namespace {_AVOIDS}. It can also label the nodes.",
-        f"{_SELECTS}, which nodes they prefer, and which labels nodes get.",
+        f"ClusterPlacementPolicy keeps selected pods of any namespace {_AVOIDS}. {_LABELS}",
+        f"{_SELECTS}, which nodes they prefer, which labels nodes get, and which devices are tainted.",
     ),
 }
 
@@ -56,7 +57,14 @@ def _definition(kind: str) -> str:
         "scope": "Cluster" if is_cluster else "Namespaced",
         "names": names | {"shortNames": ["cplp" if is_cluster else "plp"], "categories": ["nodewise"]},
     }
-    schema = definition["spec"]["versions"][0]["schema"]["openAPIV3Schema"]
+    version = definition["spec"]["versions"][0]
+    schema = version["schema"]["openAPIV3Schema"]
+    if not is_cluster:
+        columns, status = version["additionalPrinterColumns"], schema["properties"]["status"]["properties"]
+        columns[:] = [column for column in columns if column["name"] != "Devices tainted"]
+        del status["taintedDevices"]
+        for name in ("devices", "deviceStates"):
+            del status["rules"]["items"]["properties"][name]
     schema["description"], text = _TEXTS[kind]
     schema["properties"]["spec"] = _object(fields.SPEC, text, is_cluster=is_cluster)
     return _HEAD + yaml.dump(definition, Dumper=_PlainDumper, sort_keys=False, width=120, allow_unicode=True)
@@ -193,16 +201,17 @@ _OBJECT_RULES: Final = {
 
 
 def _spec_rules(*, is_cluster: bool) -> Iterable[dict[str, str]]:
-    sections = ["avoid", "prefer", *["nodeLabels"] * is_cluster]
+    sections = ["avoid", "prefer", *["nodeLabels", "deviceTaints"] * is_cluster]
     yield _rule(_any(sections), f"found no rules, expected at least one of {', '.join(sections)}")
     if is_cluster:
         yield _rule(
             "!(has(self.avoid) || has(self.prefer)) || (has(self.namespaceSelector) && has(self.podSelector))",
             "found avoid or prefer without both selectors, expected namespaceSelector and podSelector; {} selects all",
         )
+    with_mode = ["avoid", "prefer", *["deviceTaints"] * is_cluster]
     yield _rule(
-        "!has(self.mode) || has(self.avoid) || has(self.prefer)",
-        "found mode with node labels only, expected mode only together with avoid or prefer",
+        f"!has(self.mode) || {_any(with_mode)}",
+        f"found mode with node labels only, expected mode only together with {' or '.join(with_mode)}",
     )
     yield _rule(
         "!has(self.mode) || self.mode != 'Canary' || has(self.canary)",
@@ -258,9 +267,15 @@ def _comparison_rules(described: ObjectType, *, is_cluster: bool) -> Iterable[di
     if "release" in described.fields:
         yield from _release_rules()
     if "keepFor" in described.fields:
+        of_parts = " || (has(self.all) && self.all.exists(rule, has(rule.release)))" if has_parts else ""
         yield _rule(
-            "!has(self.keepFor) || !(has(self.release) || (has(self.all) && self.all.exists(rule, has(rule.release))))",
+            f"!has(self.keepFor) || !(has(self.release){of_parts})",
             "found release and keepFor together, expected either release or keepFor",
+        )
+    if "effect" in described.fields:
+        yield _rule(
+            "!has(self.effect) || self.effect != 'NoExecute' || has(self.maxTaintedShare)",
+            "found the effect NoExecute without maxTaintedShare, expected a limit of the share of devices",
         )
     if has_parts:
         kept = ("metric", "query", "all", "labels", *fields.HOLD_TIMES)
@@ -327,7 +342,9 @@ def _expressions() -> dict[str, str]:
         f"'partFields': dyn({_more(fields.AVOID_PART)})}}, "
         "{'name': dyn('prefer'), 'fields': dyn(variables.preferFields), 'partFields': dyn([])}, "
         f"{{'name': dyn('nodeLabels'), 'fields': dyn({_more(fields.LABEL_RULE)}), "
-        "'partFields': dyn(variables.comparisonFields)}].filter(list, list.name in variables.spec)",
+        "'partFields': dyn(variables.comparisonFields)}, "
+        f"{{'name': dyn('deviceTaints'), 'fields': dyn({_more(fields.DEVICE_RULE)}), 'partFields': dyn([])}}]"
+        ".filter(list, list.name in variables.spec)",
     }
 
 

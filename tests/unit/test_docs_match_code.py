@@ -131,6 +131,7 @@ def headings(page: Path) -> list[str]:
         "reader.yaml",
         "cpu-agent.yaml",
         "trust.yaml",
+        "device-taints.yaml",
     ],
 )
 def test_the_page_of_rights_has_a_row_for_each(manifest: str) -> None:

@@ -177,10 +177,11 @@ FILES: Final = (
 """The files of `deploy`, in the order in which they are applied. They are part of the wheel (pyproject.toml)."""
 _ONLY_EXTENDER: Final = ("extender-pods.yaml", "gpu.yaml", "memory.yaml")
 """Files that native mode does not use; also part of the wheel, as are the following."""
+_OPTIONAL: Final = ("device-taints.yaml",)
 _ONLY_READERS: Final = ("doctor.yaml", "reader.yaml")
 PARTS: Final[Mapping[str, tuple[str, ...]]] = {"crds": _DEFINITIONS} | {
     file.removesuffix(".yaml"): (file,)
-    for file in (*FILES, *_ONLY_EXTENDER, *_ONLY_READERS)
+    for file in (*FILES, *_OPTIONAL, *_ONLY_EXTENDER, *_ONLY_READERS)
     if file not in _DEFINITIONS
 }
 """The parts of an installation by name, in the order in which they are applied."""

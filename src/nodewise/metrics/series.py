@@ -159,6 +159,10 @@ class NodeNames:
             self._index, self._numbers = index, index.numbers(self.names)
         return self._numbers
 
+    def set_numbers(self, index: NodeIndex, numbers: Numbers) -> None:
+        """Tell the numbers of the nodes in an index, where they are known."""
+        self._index, self._numbers = index, numbers
+
 
 _shared_names: WeakValueDictionary[tuple[int, ...], NodeNames] = WeakValueDictionary()
 """By the hashes of their parts, because a hash of all names would block the event loop."""

@@ -170,6 +170,8 @@ _WARNING: Final = {
         "The Lease with the deleted policies for whose pods labels stay cannot be read or written. A new"
         " leader removes these labels."
     ),
+    "device_tainted": "A device met the rules `reason` of a policy and got the taint `effect`, by a DeviceTaintRule.",
+    "device_taint_removed": "The DeviceTaintRule of a device that healed, or whose policy is gone, was deleted.",
     "label_conflict": (
         "Another field manager owns a label of a policy. It is not changed; see the policy's status."
     ),

@@ -144,6 +144,7 @@ METRICS: Final[dict[str, Metric]] = {
         "Policies with a node label that another field manager owns, or another policy sets; only of the"
         " leader."
     ),
+    "device_taints": Metric("Devices that policies taint by DeviceTaintRules; only of the leader."),
     "label_writes_total": Metric("Writes of node labels; only of the leader."),
     "rules_suspended": Metric("Suspended rules, which lost most of their nodes at once; only of the leader."),
     "loop_lag_seconds": Metric("Longest delay of the event loop in the last period."),

@@ -214,8 +214,8 @@ class FlapHistory(NamedTuple):
 MAX_NODES: Final = 500
 """Nodes that the status of one policy lists."""
 
-_Phase = Literal["Pending", "Rejected", "Kept"]
-_NAMES: Final[dict[int, _Phase]] = {
+Phase = Literal["Pending", "Rejected", "Kept"]
+_NAMES: Final[dict[int, Phase]] = {
     int(REJECTED): "Rejected",
     int(KEPT): "Kept",
     int(PENDING): "Pending",
@@ -229,7 +229,7 @@ _RANKS: Final = np.array([len(_NAMES), *(list(_NAMES).index(phase) for phase in 
 class NodeStateGroup(msgspec.Struct, frozen=True):
     """Nodes with the same state since the same time."""
 
-    state: _Phase
+    state: Phase
     since: str
     """RFC 3339."""
     nodes: tuple[str, ...]

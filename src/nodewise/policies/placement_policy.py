@@ -1,7 +1,8 @@
 """The model of a policy. TASPolicy, PlacementPolicy and ClusterPlacementPolicy are parsed into it. No I/O.
 
-A policy selects pods, rejects nodes (`avoid`), prefers nodes (`prefer`) and labels nodes (`node_labels`). Its rules are
-comparisons of one metric with a number. Equal comparisons of several policies and kinds are evaluated once.
+A policy selects pods, rejects nodes (`avoid`), prefers nodes (`prefer`), labels nodes (`node_labels`) and taints
+devices (`device_taints`). Its rules are comparisons of one metric with a number. Equal comparisons of several policies
+and kinds are evaluated once.
 """
 
 import re
@@ -93,11 +94,21 @@ class Comparison(msgspec.Struct, frozen=True):
     """Why it needs a trusted namespace, if it is unusable without (`policy_namespace_trust`)."""
     remedy: str = ""
     """How to make it usable without a change of the policy; empty if there is no such way."""
+    device_label: str = ""
+    """The label of the series that identifies a device, for a comparison of devices; empty for one of nodes."""
 
     def metric_request(self, max_age_s: float = 0.0) -> MetricRequest:
         """The request to the sources; `max_age_s` is the agent's and applies if the comparison has none."""
         age_s = max_age_s if self.max_age_s is None else self.max_age_s
-        return MetricRequest(self.metric, self.query, age_s, self.aggregate, self.empty_means == "healthy")
+        empty_is_healthy = self.empty_means == "healthy"
+        return MetricRequest(
+            self.metric,
+            self.query,
+            age_s,
+            self.aggregate,
+            empty_is_healthy,
+            device_label=self.device_label,
+        )
 
 
 class HoldTimes(NamedTuple):
@@ -138,6 +149,20 @@ class LabelRule(msgspec.Struct, frozen=True):
     labels: tuple[tuple[tuple[str, str], ...], ...]
     """For each part, keys and values. Of several values of a key, that of the part with the most extreme metric value
     applies. Usually only the first part has labels."""
+
+
+class DeviceRule(msgspec.Struct, frozen=True):
+    """A device that meets all parts is tainted."""
+
+    parts: tuple[Comparison, ...]
+    """One, or two for a range operator; all with the same `device_label`."""
+    driver: str
+    attribute: str = ""
+    """The attribute of devices that has the value of the label; empty for the name of the device."""
+    times: HoldTimes = HoldTimes()
+    effect: Literal["NoSchedule", "NoExecute"] = "NoSchedule"
+    max_share: str = "0.25"
+    """The share of the driver's devices that it may taint, as written: a decimal number between 0 and 1."""
 
 
 class Requirement(NamedTuple):
@@ -219,6 +244,7 @@ class Policy(msgspec.Struct, frozen=True):
     prefer: tuple[Preference, ...] = ()
     """Of a TASPolicy only the first one counts, as in the older system; the metrics of all are fetched."""
     node_labels: tuple[LabelRule, ...] = ()
+    device_taints: tuple[DeviceRule, ...] = ()
     sections: tuple[str, ...] = ()
     """The lists of rules that the spec has, by their names there: `dontschedule`, or `avoid`."""
     problems: tuple[Problem, ...] = ()
@@ -229,8 +255,6 @@ class Policy(msgspec.Struct, frozen=True):
     """A message about what is beyond a budget of the namespace (`policy_budgets`); empty for nothing."""
     no_verdict_label: str = ""
     """Why native mode has no space for its node label (`policy_budgets`); empty if it has, or does not need it."""
-    no_preference_label: bool = False
-    """Whether native mode has no space for the node label with the classes of its preferences (`policy_budgets`)."""
     not_enforced: str = ""
     """Why the whole policy has no effect; empty if it has."""
     uid: str = ""
@@ -259,6 +283,11 @@ class Policy(msgspec.Struct, frozen=True):
         return self.mode == "Shadow"
 
     @property
+    def taints_devices(self) -> bool:
+        """Whether its `device_taints` have an effect. A taint is for all pods, so a canary has none."""
+        return self.mode == "Enforce" and not self.stepped_back and not self.not_enforced
+
+    @property
     def only_observes(self) -> bool:
         """Whether it has no effect on any pod or node."""
         return self.is_shadow or self.stepped_back
@@ -274,10 +303,14 @@ class Policy(msgspec.Struct, frozen=True):
             yield from (group for part in rule.parts if not part.unusable)
 
     def comparisons(self) -> Iterator[Comparison]:
-        """All comparisons, also unusable and equal ones."""
+        """All comparisons of nodes, also unusable and equal ones."""
         yield from self.avoided()
         yield from (preference.source for preference in self.prefer)
         yield from (part for rule in self.node_labels for part in rule.parts)
+
+    def device_comparisons(self) -> Iterator[Comparison]:
+        """All comparisons of devices, which are not among `comparisons`."""
+        return (part for rule in self.device_taints for part in rule.parts)
 
     def usable_comparisons(self) -> Iterator[Comparison]:
         """All comparisons that can be evaluated, also equal ones."""

@@ -18,6 +18,8 @@ from nodewise.policies.rule_operators import OPERATORS, ORDERED_TEXT, RANGE_OPER
 API_VERSION: Final = "nodewise.io/v1alpha1"
 MAX_RULES: Final = 100
 """Rules of `avoid`, and of `nodeLabels`, counting those in `all`."""
+MAX_DEVICE_RULES: Final = 16
+"""Rules of `deviceTaints`."""
 MAX_LABEL_VALUE: Final = 63
 MAX_QUERY: Final = 4096
 MAX_QUANTITY: Final = 64
@@ -39,6 +41,9 @@ LABELING_KEY: Final = f"telemetry[.]aware[.]scheduling([.]{_DOMAIN_PART})+/{LABE
 VIOLATING: Final = "violating"
 """The value of a node label whose key has no domain, such as that of `deschedule` in a TASPolicy."""
 _MAX_DOMAIN: Final = 253
+_DRIVER: Final = f"{_DOMAIN_PART}([.]{_DOMAIN_PART})*"
+_MAX_DRIVER: Final = 63
+_ATTRIBUTE: Final = f"({_DRIVER}/)?[a-zA-Z_][a-zA-Z0-9_]{{0,31}}"
 
 _DURATION_PART: Final = re.compile(r"([0-9.]+)(ms|s|m|h)")
 _UNIT_NS: Final = {"ms": 10**6, "s": 10**9, "m": 60 * 10**9, "h": 3600 * 10**9}
@@ -347,6 +352,50 @@ LABEL_RULE: Final = ObjectType(
     },
     ("labels",),
 )
+DEVICE_FIELDS: Final = {
+    "driver": Field(
+        "The DRA driver of the devices, such as gpu.nvidia.com.",
+        _text("the name of a DRA driver, such as gpu.nvidia.com", _MAX_DRIVER, _DRIVER),
+    ),
+    "deviceLabel": Field(
+        "The label of the series that identifies the device, such as UUID.",
+        _text("the name of a label of series, such as UUID", 128),
+    ),
+    "deviceAttribute": Field(
+        "The attribute of devices in ResourceSlices that has the value of deviceLabel, such as uuid or "
+        "resource.kubernetes.io/pciBusID. Without it, deviceLabel has the name of the device.",
+        _text("an attribute of devices, such as uuid", _MAX_DRIVER + 33, _ATTRIBUTE),
+    ),
+    "effect": Field(
+        "NoSchedule, the default, keeps new pods from the device. NoExecute also evicts pods that use it, and "
+        "requires maxTaintedShare.",
+        choice("NoSchedule", "NoExecute"),
+    ),
+    "maxTaintedShare": Field(
+        'The share of the devices of the driver that the rule may taint, such as "0.1", and at least one device. '
+        'Between 0 and 1; "0.25" by default.',
+        _SHARE_TYPE,
+    ),
+}
+"""The fields of a rule of `deviceTaints` that no other rule has."""
+DEVICE_RULE: Final = ObjectType(
+    {
+        **COMPARISON.fields,
+        "release": Field(
+            f"What takes the place of the value of {ORDERED_TEXT} while a device is tainted, so that a value near it "
+            "does not add and remove the taint in turn.",
+            _QUANTITY_TYPE,
+        ),
+        "for": Field("How long a device must meet the rule before it is tainted, such as 2m.", DURATION_TYPE),
+        "keepFor": Field(
+            "How long a device stays tainted after it no longer meets the rule, such as 10m. Not together with "
+            "release.",
+            DURATION_TYPE,
+        ),
+        **DEVICE_FIELDS,
+    },
+    ("driver", "deviceLabel"),
+)
 PREFERENCE: Final = ObjectType(
     {
         "metric": _METRIC,
@@ -367,8 +416,11 @@ RULE_LISTS: Final = {
     "nodeLabels": ListType(
         1, MAX_RULES, f"{_RULE_TEXT}, and the labels of the nodes that meet it.", LABEL_RULE
     ),
+    "deviceTaints": ListType(
+        1, MAX_DEVICE_RULES, "A comparison of one metric of devices with a number.", DEVICE_RULE
+    ),
 }
-CLUSTER_FIELDS: Final = ("namespaceSelector", "nodeLabels", "query", "emptyMeans")
+CLUSTER_FIELDS: Final = ("namespaceSelector", "nodeLabels", "deviceTaints", "query", "emptyMeans")
 """The fields that only a ClusterPlacementPolicy has."""
 SPEC: Final = ObjectType(
     {
@@ -415,6 +467,13 @@ SPEC: Final = ObjectType(
             "Rules, and the labels of the nodes that meet them. Labels change only because of values that are new "
             "enough; a node without one keeps its labels.",
             RULE_LISTS["nodeLabels"],
+            only_cluster=True,
+        ),
+        "deviceTaints": Field(
+            "Rules about devices of DRA drivers. A device that meets any of them gets a taint, by a DeviceTaintRule. "
+            "A device without a value that is new enough keeps its taint. In the modes Shadow and Canary no device "
+            "is tainted.",
+            RULE_LISTS["deviceTaints"],
             only_cluster=True,
         ),
     },

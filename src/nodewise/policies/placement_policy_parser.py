@@ -2,8 +2,8 @@
 
 The parser accepts what the API server accepts. A policy that was stored without these checks and has a problem fails
 closed: it rejects every node for the pods that it selects. A selector that cannot be understood selects all pods, or
-all namespaces. Valid rules of `nodeLabels` apply also beside problems, so that no node loses a label by an edit
-elsewhere.
+all namespaces. Valid rules of `nodeLabels` and `deviceTaints` apply also beside problems, so that no node loses a label
+and no device a taint by an edit elsewhere.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -18,6 +18,7 @@ from nodewise.policies.placement_policy import (
     AvoidRule,
     Canary,
     Comparison,
+    DeviceRule,
     Guard,
     HoldTimes,
     LabelRule,
@@ -37,7 +38,7 @@ _POD_LABEL: Final = "a key such as app or example.com/app and a value, both vali
 _NODE_LABEL: Final = (
     "a key whose domain ends in .nodewise.io, such as gpu.nodewise.io/suspect, and a value of a label"
 )
-_SECTIONS: Final = ("avoid", "prefer", "nodeLabels")
+_SECTIONS: Final = ("avoid", "prefer", "nodeLabels", "deviceTaints")
 _SELECTORS: Final = {"podSelector": "a label selector; {} selects all pods of the namespace"}
 _CLUSTER_SELECTORS: Final = {
     "namespaceSelector": "a label selector together with avoid or prefer; {} selects all namespaces",
@@ -45,7 +46,7 @@ _CLUSTER_SELECTORS: Final = {
 }
 _ONLY_WITH: Final = (
     ("enforcement", ("avoid",), "enforcement without avoid"),
-    ("mode", ("avoid", "prefer"), "mode with node labels only"),
+    ("mode", ("avoid", "prefer", "deviceTaints"), "mode with node labels only"),
     ("guard", ("avoid",), "guard without avoid"),
 )
 """Fields about rules, the sections that have such rules, and the text of the problem without these."""
@@ -85,6 +86,7 @@ class _PolicyParser(ProblemCollector):
         guard = self._parse_guard(spec)
         prefer = tuple(self._parse_preferences(spec))
         node_labels = tuple(self._parse_node_labels(spec))
+        device_taints = tuple(self._parse_device_taints(spec))
         if self.problems and affects_pods:
             avoid, prefer = (unusable_rule(str(self.problems[0])),), ()
         has_selectors = "podSelector" in spec and "namespaceSelector" in spec
@@ -96,6 +98,7 @@ class _PolicyParser(ProblemCollector):
             avoid=avoid,
             prefer=prefer,
             node_labels=node_labels,
+            device_taints=device_taints,
             sections=tuple(name for name in _SECTIONS if name in spec),
             **values,
         )
@@ -116,7 +119,8 @@ class _PolicyParser(ProblemCollector):
 
     def _check_fields_of_rules(self, spec: Mapping[str, Any]) -> None:
         """Check that fields about rules come with such rules."""
-        for name, valid, text in _ONLY_WITH:
+        for name, sections, text in _ONLY_WITH:
+            valid = [section for section in sections if self._is_cluster or section != "deviceTaints"]
             if name in spec and not any(section in spec for section in valid):
                 self.add_problem(f"spec.{name}", text, f"{name} only together with {' or '.join(valid)}")
         if spec.get("mode") == "Canary" and "canary" not in spec:
@@ -245,12 +249,37 @@ class _PolicyParser(ProblemCollector):
 
     def _parse_avoid(self, spec: Mapping[str, Any]) -> Iterator[AvoidRule]:
         for path, rule, parts in self._parse_rules("avoid", spec):
-            times = self._parse_values(path, rule, fields.HOLD_TIMES)
-            if "keepFor" in times and any(part.release is not None for part in parts):
-                expected = "one of them: a rejected node passes beyond release, or after keepFor"
-                self.add_problem(path, "release and keepFor together", expected)
+            times = self._parse_times(path, rule, parts, "a rejected node passes")
             if parts:
-                yield AvoidRule(parts, HoldTimes(times.get("for", 0.0), times.get("keepFor", 0.0)))
+                yield AvoidRule(parts, times)
+
+    def _parse_times(
+        self, path: str, rule: Mapping[str, Any], parts: Sequence[Comparison], end: str
+    ) -> HoldTimes:
+        """`for` and `keepFor`; `end` is the change that `keepFor` delays."""
+        times = self._parse_values(path, rule, fields.HOLD_TIMES)
+        if "keepFor" in times and any(part.release is not None for part in parts):
+            expected = f"one of them: {end} beyond release, or after keepFor"
+            self.add_problem(path, "release and keepFor together", expected)
+        return HoldTimes(times.get("for", 0.0), times.get("keepFor", 0.0))
+
+    def _parse_device_taints(self, spec: Mapping[str, Any]) -> Iterator[DeviceRule]:
+        for path, rule, parts in self._parse_rules("deviceTaints", spec):
+            before = len(self.problems)
+            for name in fields.DEVICE_RULE.required:
+                if name not in rule:
+                    self.add_problem(f"{path}.{name}", "no value", "a value, which is required")
+            values = self._parse_values(path, rule, fields.DEVICE_FIELDS)
+            if values.get("effect") == "NoExecute" and "maxTaintedShare" not in rule:
+                expected = "a limit of the share of devices, with the effect NoExecute"
+                self.add_problem(f"{path}.maxTaintedShare", "no value", expected)
+            times = self._parse_times(path, rule, parts, "a taint is removed")
+            if parts and len(self.problems) == before:
+                replace, label = msgspec.structs.replace, values["deviceLabel"]
+                of_devices = tuple(replace(part, device_label=label) for part in parts)
+                names = {"deviceAttribute": "attribute", "effect": "effect", "maxTaintedShare": "max_share"}
+                optional = {names[name]: value for name, value in values.items() if name in names}
+                yield DeviceRule(of_devices, values["driver"], times=times, **optional)
 
     def _parse_node_labels(self, spec: Mapping[str, Any]) -> Iterator[LabelRule]:
         for path, rule, parts in self._parse_rules("nodeLabels", spec):
@@ -273,7 +302,8 @@ class _PolicyParser(ProblemCollector):
             if "all" in rule:
                 parts = self._parse_all(path, rule, fields.PART_LISTS[section])
             else:
-                parts = self._parse_comparison(path, rule, ("metric", "query", "all"))
+                sources = ("metric", "query", *["all"] * (section in fields.PART_LISTS))
+                parts = self._parse_comparison(path, rule, sources)
             # as in the definitions, which count a range operator as one rule
             count += max(len(rule["all"]), 1) if isinstance(rule.get("all"), list) else 1
             yield path, rule, tuple(parts) if len(self.problems) == before else ()

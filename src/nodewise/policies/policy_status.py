@@ -15,8 +15,17 @@ from msgspec.structs import replace
 from nodewise.base import clock
 from nodewise.base.errors import truncate
 from nodewise.policies import hysteresis, policy_rejection_reasons, policy_status_fields, shard_reports
+from nodewise.policies.device_taints import DeviceReport
 from nodewise.policies.hysteresis import FLAPPING
-from nodewise.policies.placement_policy import AvoidRule, Comparison, LabelRule, Policy, PolicyKey, PolicyKind
+from nodewise.policies.placement_policy import (
+    AvoidRule,
+    Comparison,
+    DeviceRule,
+    LabelRule,
+    Policy,
+    PolicyKey,
+    PolicyKind,
+)
 from nodewise.policies.policy_objects import PolicyObject, StepBack, decode_status
 from nodewise.policies.policy_status_fields import (
     NO_NODE_PASSES,
@@ -68,6 +77,8 @@ class StatusFacts(NamedTuple):
     """The types of conditions about which a new leader knows nothing yet. They stay as they are."""
     others: tuple[PolicyShardReport, ...] = ()
     """The policy on the nodes of other replicas, with shards."""
+    devices: DeviceReport | None = None
+    """None for a policy without device rules, and while they have not been evaluated."""
 
 
 class ConditionKind(NamedTuple):
@@ -103,6 +114,9 @@ _SPARSE_SAMPLES: Final = ConditionKind(
 _LABEL_REFUSED: Final = ConditionKind(
     "LabelRefused", "False", "NodeRefusesLabel", "no node refuses the node label"
 )
+_DEVICES_REFUSED: Final = ConditionKind(
+    "DeviceTaintsRefused", "False", "CannotWrite", "the DeviceTaintRules of the policy can be written"
+)
 _PODS_GATED: Final = ConditionKind(
     "PodsGated", "False", "NativeModeOff", "native mode is on, or its admission policies are not installed"
 )
@@ -128,6 +142,13 @@ CONDITIONS: Final = (
     _SPARSE_SAMPLES,
     _LABEL_REFUSED,
     _PODS_GATED,
+    ConditionKind(
+        "DevicesUnmatched", "False", "NoSuchDevice", "every series of a device is that of a device"
+    ),
+    ConditionKind(
+        "DeviceLimitReached", "False", "MaxTaintedShare", "no rule meets more devices than it may taint"
+    ),
+    _DEVICES_REFUSED,
 )
 """The conditions of a PlacementPolicy or ClusterPlacementPolicy."""
 TASPOLICY_CONDITIONS: Final = (
@@ -163,6 +184,7 @@ NOT_READY: Final = {
     "MetricsUnavailable": "MetricsAvailable",
     "LabelRefused": "LabelRefused",
     "PodsGated": "PodsGated",
+    "DeviceTaintsRefused": "DeviceTaintsRefused",
 }
 """The reasons of the condition Ready, most important first, each with the condition whose message it has."""
 GOOD_STATUSES: Final[Mapping[str, str]] = {kind.type: kind.good for kind in CONDITIONS}
@@ -230,15 +252,30 @@ def desired_status(  # complexity: one result of several parts
     reasons = {"Ready": not_ready, "MetricsAvailable": unavailability}
     notes = _notes_when_ready(policy, messages)
     rules = list(_rule_counts(state, clock.parse_rfc3339(now)))
+    tainted, device_rules = _device_fields(policy, facts, before)
     return PlacementPolicyStatus(
         _conditions(CONDITIONS, messages, reasons, before, facts.generation, now, notes),
         facts.generation,
         "NotEnforced" if policy.not_enforced else "Shadow" if facts.step_back else policy.mode,
         _selected_pods(state, facts),
         _rejected_nodes_of_all(state, facts),
-        tuple(shard_reports.add_rule_counts(rules, facts.others)),
+        tainted,
+        (*shard_reports.add_rule_counts(rules, facts.others), *device_rules),
         stepped_back=facts.step_back,
     )
+
+
+def _device_fields(
+    policy: Policy, facts: StatusFacts, before: PlacementPolicyStatus
+) -> tuple[int | None, tuple[RuleCounts, ...]]:
+    """How many devices are tainted, and the device rules; those of before until they are evaluated."""
+    if not policy.device_taints:
+        left = before.tainted_devices if facts.devices is None else facts.devices.tainted
+        # the number tells a new leader that it must look for DeviceTaintRules
+        return (left if facts.devices is None else left or None), ()
+    if facts.devices is not None:
+        return facts.devices.tainted, facts.devices.rules
+    return before.tainted_devices, tuple(rule for rule in before.rules if rule.devices is not None)
 
 
 def _add_messages(messages: dict[str, str], facts: StatusFacts, before: Status) -> None:
@@ -295,9 +332,10 @@ def _not_ready_message(reason: str, state: PolicyState, messages: Mapping[str, s
 
 def _described_comparisons(policy: Policy) -> Iterator[tuple[str, Comparison, str]]:
     """Each comparison with the place of its rule in the spec, and its text."""
-    sections: dict[str, Sequence[AvoidRule | LabelRule]] = {
+    sections: dict[str, Sequence[AvoidRule | LabelRule | DeviceRule]] = {
         "avoid": policy.avoid,
         "nodeLabels": policy.node_labels,
+        "deviceTaints": policy.device_taints,
     }
     for section, rules in sections.items():
         for number, rule in enumerate(rules):
@@ -346,7 +384,7 @@ def _condition_messages(  # complexity: one entry for each condition
 ) -> dict[str, str]:
     """The message of each condition of all kinds of policies, by type; empty for a good status."""
     policy, kind = state.policy, state.policy.key.kind
-    is_taspolicy = kind == "TASPolicy"
+    is_taspolicy, devices = kind == "TASPolicy", facts.devices or DeviceReport()
     unfetched = policy_status_fields.missing_metrics_text(
         state.unfetched, NO_NODE_PASSES if is_taspolicy else RULES_REJECT
     )
@@ -377,7 +415,7 @@ def _condition_messages(  # complexity: one entry for each condition
         "SteppedBack": _step_back_text(policy, facts.step_back),
         "AllNodesRejected": _rejecting_policies_text(facts.rejecting_policies),
         "PodsNotCovered": not_covered if facts.uncovered_pod else "",
-        "Flapping": _flapping_text(state, now_s),
+        "Flapping": "; ".join(filter(None, (_flapping_text(state, now_s), devices.flapping))),
         "NodesWithoutValues": policy_status_fields.nodes_without_values_text(
             state.without_values, "when_missing is reject" if is_taspolicy else "whenMissing is Reject"
         ),
@@ -387,6 +425,9 @@ def _condition_messages(  # complexity: one entry for each condition
         ),
         "LabelRefused": facts.label_refusal,
         "PodsGated": facts.gated_pods,
+        "DevicesUnmatched": devices.unmatched,
+        "DeviceLimitReached": devices.limited,
+        "DeviceTaintsRefused": devices.refused,
     }
 
 

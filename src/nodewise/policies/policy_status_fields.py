@@ -13,7 +13,7 @@ from nodewise.metrics import series
 from nodewise.metrics.missing_values import REMEDY_SEPARATOR, Cause
 from nodewise.metrics.source_table import INCOMPLETE_REMEDY
 from nodewise.policies import policy_rejection_reasons
-from nodewise.policies.hysteresis import NodeStateGroup
+from nodewise.policies.hysteresis import NodeStateGroup, Phase
 from nodewise.policies.placement_policy import AvoidRule, Comparison, PolicyKind
 from nodewise.policies.policy_objects import StepBack
 
@@ -150,6 +150,16 @@ MAX_EXPRESSION: Final = 256
 """Characters of the text of a rule, which may be a whole query."""
 
 
+class DeviceStateGroup(msgspec.Struct, frozen=True):
+    """Devices with the same state since the same time."""
+
+    state: Phase
+    since: str
+    """RFC 3339."""
+    devices: tuple[str, ...]
+    """As `DRIVER/POOL/DEVICE`."""
+
+
 class RuleCounts(msgspec.Struct, frozen=True, rename="camel", omit_defaults=True):
     """The counts of one rule."""
 
@@ -167,6 +177,9 @@ class RuleCounts(msgspec.Struct, frozen=True, rename="camel", omit_defaults=True
     """None for a rule without `for`, `release` and `keepFor`."""
     unlisted_nodes: int = 0
     """Rejected nodes that are not in `node_states`."""
+    devices: int | None = None
+    """How many devices meet it, of a rule of `deviceTaints`; `missing` are then devices, too."""
+    device_states: tuple[DeviceStateGroup, ...] | None = None
 
     def rejected_nodes(self) -> frozenset[str]:
         """The nodes in `node_states` that the rule rejects."""
@@ -191,6 +204,8 @@ class PlacementPolicyStatus(StatusWithConditions, frozen=True, omit_defaults=Tru
     """None: not counted yet, not enforced, or a policy that only labels nodes."""
     rejected_nodes: int | None = None
     """None: the policy rejects no nodes."""
+    tainted_devices: int | None = None
+    """None: the policy has no device rules."""
     rules: tuple[RuleCounts, ...] = ()
     stepped_back: StepBack | None = None
 
@@ -205,22 +220,33 @@ class PlacementPolicyStatus(StatusWithConditions, frozen=True, omit_defaults=Tru
         )
 
 
-def _rejections(rules: Iterable[RuleCounts]) -> list[tuple[str, str, frozenset[str]]]:
-    """What rules with states reject, which takes effect only when it is written."""
+def _rejections(rules: Iterable[RuleCounts]) -> list[tuple[str, str, object]]:
+    """What rules with states reject, which takes effect only when it is written; of devices, all states."""
     return [
-        (rule.rule, rule.expression, rule.rejected_nodes()) for rule in rules if rule.node_states is not None
+        (
+            rule.rule,
+            rule.expression,
+            rule.rejected_nodes() if rule.device_states is None else rule.device_states,
+        )
+        for rule in rules
+        if rule.node_states is not None or rule.device_states is not None
     ]
 
 
 def rule_expression(rule: AvoidRule, kind: PolicyKind) -> str:
     """The text of a rule of `avoid`."""
     text = " and ".join(_comparison_text(part, kind) for part in rule.parts)
-    return truncate(text + policy_rejection_reasons.times_text(rule.times), MAX_EXPRESSION)
+    return short_expression(text + policy_rejection_reasons.times_text(rule.times))
+
+
+def short_expression(text: str) -> str:
+    """The text of a rule within `MAX_EXPRESSION`."""
+    return truncate(text, MAX_EXPRESSION)
 
 
 def comparison_expression(comparison: Comparison, kind: PolicyKind) -> str:
     """The text of a comparison."""
-    return truncate(_comparison_text(comparison, kind), MAX_EXPRESSION)
+    return short_expression(_comparison_text(comparison, kind))
 
 
 def preference_expression(source: Comparison) -> str:

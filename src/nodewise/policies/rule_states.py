@@ -127,7 +127,7 @@ class RuleStates:
             verdict = RuleVerdict(rejected, before.flaps if before else FlapHistory(), nodes)
         if before is None or not is_known:
             return verdict
-        last = _align(before.rejected, np.False_, before.nodes, nodes)
+        last = align(before.rejected, np.False_, before.nodes, nodes)
         return verdict._replace(flaps=verdict.flaps.update(last, verdict.rejected, nodes, cluster_state.now))
 
 
@@ -216,8 +216,8 @@ def _start_states(
     Fails closed: if the status does not list all rejected nodes, all others that are not released count as rejected.
     """
     if before is not None and before.states is not None and not before.unlisted:
-        phases = _align(before.states.phases, PASSING, before.nodes, nodes)
-        since = _align(before.states.since, np.uint32(0), before.nodes, nodes)
+        phases = align(before.states.phases, PASSING, before.nodes, nodes)
+        since = align(before.states.since, np.uint32(0), before.nodes, nodes)
         if record is not None and before.nodes is not nodes:
             # nodes of a shard that another replica evaluated before
             is_new = np.zeros(len(nodes) + 1, bool)
@@ -236,7 +236,7 @@ def _start_states(
     return NodeStates(phases, np.where(may_be_rejected, np.uint32(math.ceil(now)), record.states.since))
 
 
-def _align(array: NDArray[Any], default: Any, before: NodeIndex, nodes: NodeIndex) -> NDArray[Any]:
+def align(array: NDArray[Any], default: Any, before: NodeIndex, nodes: NodeIndex) -> NDArray[Any]:
     """An array by the node numbers of another index: new nodes have the default, deleted nodes are dropped."""
     if before is nodes:
         return array

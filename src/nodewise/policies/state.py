@@ -1,10 +1,12 @@
 """Computes the telemetry agent's state from policies and metrics; the same code runs with and without a cluster."""
 
 from collections.abc import Callable, Generator, Iterable, Mapping
+from itertools import chain
 from typing import Any, Final, NamedTuple
 
 from nodewise.agent import ClusterState, Inputs, MetricRequest, NodeIndex, ObjectKey, StateBuilder
 from nodewise.metrics import missing_values
+from nodewise.metrics.metrics_snapshot import MetricsSnapshot
 from nodewise.metrics.metrics_source import RefreshOptions
 from nodewise.metrics.missing_values import NEVER_FETCHED, OUTDATED, Cause, NodesWithoutValues
 from nodewise.metrics.series import Column, Series, States, Values, build_column, empty_column, is_near
@@ -128,8 +130,10 @@ class TelemetryState(NamedTuple):
     """Whether its admission policies are installed; False where they are not watched, as in the extender."""
     own_values: Mapping[str, bool] = {}
     """By key of a metric with a response, whether one of these nodes has a fresh value; only with shards."""
-    period_s: float = _SYNC_PERIOD_S
-    """The refresh period."""
+    device_metrics: MetricsSnapshot = MetricsSnapshot()
+    """The metrics of device rules."""
+    max_ages: MaxAges = MaxAges(60.0, follows_samples=True)
+    """How old the values of rules may be."""
 
 
 class TelemetryStateBuilder(StateBuilder[TelemetryState]):
@@ -142,7 +146,7 @@ class TelemetryStateBuilder(StateBuilder[TelemetryState]):
     def __init__(
         self, options: TelemetryOptions, max_age_s: float, sync_period_s: float = _SYNC_PERIOD_S
     ) -> None:
-        self._period_s = sync_period_s
+        self._failing_s = _FAILING_PERIODS * sync_period_s
         self._max_age_s = max_age_s
         self._trust = NamespaceTrust(options, max_age_s)
         self._budgets = NamespaceBudgets(options)
@@ -161,8 +165,8 @@ class TelemetryStateBuilder(StateBuilder[TelemetryState]):
         self._ranked: dict[Comparison, _RankedValues] = {}
         """By the rule of a preference, of the last build."""
         """The metrics that have values, by `MetricRequest.key`."""
-        max_ages = MaxAges(max_age_s, follows_samples=not options.max_age_s)
-        self._rules = RuleEvaluationCache(max_ages, reject_missing=options.when_missing == "reject")
+        self._max_ages = MaxAges(max_age_s, follows_samples=not options.max_age_s)
+        self._rules = RuleEvaluationCache(self._max_ages, reject_missing=options.when_missing == "reject")
         self._rule_states = RuleStates()
         self.values_elsewhere: Callable[[str], bool | None] | None = None
         """With shards: whether nodes of other replicas have fresh values of a metric, by its key; None if that is not
@@ -212,7 +216,7 @@ class TelemetryStateBuilder(StateBuilder[TelemetryState]):
         return frozenset(
             rule.metric_request(self._max_age_s)._replace(namespaces=policy.namespaces)
             for policy in self.policies(objects).values()
-            for rule in policy.usable_comparisons()
+            for rule in (*policy.usable_comparisons(), *policy.device_comparisons())
         )
 
     def problems(self, objects: Mapping[str, Mapping[ObjectKey, Any]]) -> dict[str, tuple[str, ...]]:
@@ -251,8 +255,17 @@ class TelemetryStateBuilder(StateBuilder[TelemetryState]):
         self._rule_states.finish()
         selection = self._update_selection(cluster_state.objects)
         own_values = self._own_values(cluster_state) if self.values_elsewhere is not None else {}
+        device_rules = chain.from_iterable(map(Policy.device_comparisons, policies.values()))
+        device_keys = {request.key for request in map(Comparison.metric_request, device_rules)}
+        device_metrics = cluster_state.metrics.only(frozenset(device_keys))
         return TelemetryState(
-            states, selection, self._native_mode, self._has_native_admission, own_values, self._period_s
+            states,
+            selection,
+            self._native_mode,
+            self._has_native_admission,
+            own_values,
+            device_metrics,
+            self._max_ages,
         )
 
     def _own_values(self, cluster_state: ClusterState) -> dict[str, bool]:
@@ -455,6 +468,10 @@ class TelemetryStateBuilder(StateBuilder[TelemetryState]):
             rule.metric_request().key: self._unfetched_cause(rule, cluster_state)
             for rule in policy.usable_comparisons()
         }
+        metrics = cluster_state.metrics
+        for rule in policy.device_comparisons():
+            key = rule.metric_request().key
+            causes[key] = None if key in metrics.series else metrics.causes.get(key, NEVER_FETCHED)
         return {key: cause for key, cause in sorted(causes.items()) if cause is not None}
 
     def _unfetched_cause(self, rule: Comparison, cluster_state: ClusterState) -> Cause | None:
@@ -527,11 +544,12 @@ class TelemetryStateBuilder(StateBuilder[TelemetryState]):
     def _failing_metrics(self, policy: Policy, cluster_state: ClusterState) -> dict[str, Cause]:
         """The metrics whose last values apply because newer ones could not be fetched, by key, with the cause."""
         metrics = cluster_state.metrics
-        keys = {rule.metric_request().key for rule in policy.usable_comparisons()}
+        rules = (*policy.usable_comparisons(), *policy.device_comparisons())
+        keys = {rule.metric_request().key for rule in rules}
         return {
             key: metrics.causes[key]
             for key in sorted(keys & metrics.causes.keys() & metrics.series.keys())
-            if cluster_state.now - metrics.series[key].fetched_at > _FAILING_PERIODS * self._period_s
+            if cluster_state.now - metrics.series[key].fetched_at > self._failing_s
             and metrics.causes[key].reason != "IncompleteAnswer"
         }
 

@@ -376,7 +376,7 @@ class Cluster:
 
     @asynccontextmanager
     async def running(self) -> AsyncIterator[None]:
-        watch_selected, watch_waiting = self.controller.tasks()
+        watch_selected, watch_waiting, _ = self.controller.tasks()
         async with run_in_background(watch_selected()), run_in_background(watch_waiting()):
             yield
 

@@ -294,6 +294,8 @@ _MOST_LABELS: Final = 64
 _MAX_HOSTS: Final = 64
 """Names of hosts in series of no node that are kept."""
 _MAX_HOST: Final = 253
+MAX_DEVICE_LABEL: Final = 256
+"""Characters of a label that identifies a device; a longer one identifies none."""
 _HOST: Final = re.compile(r"[a-z0-9._-]+")
 _STRIDE: Final = 32
 """Number of series in one part of the work, which takes about 0.1 ms; yielding after each would take longer."""
@@ -361,6 +363,37 @@ def group_by_node(
         yield
     conflicts = {node: why for node, why in owners.conflicts.items() if node in by_node}
     return SeriesByNode(by_node, current, conflicts, distance_s)
+
+
+def group_by_device(
+    grouped: SeriesByNode, device_label: str, labels: SeriesLabels
+) -> Generator[None, None, SeriesByNode]:
+    """The series by device, with the keys of `MetricRequest.device_label`. Those without the label are unmatched.
+
+    A series of no known node keeps the text of its label if that may be the name of a node: of a node of another shard,
+    or of a deleted one. Whether there is such a node is decided with the devices.
+    """
+    by_device: dict[str, list[SeriesValue]] = {}
+    without_label: list[SeriesValue] = []
+    conflicts: dict[str, str] = {}
+    entries = chain(((node, item) for node, own in grouped.by_node.items() for item in own),
+                    ((None, item) for item in grouped.unmatched))  # fmt: skip
+    for number, (node, item) in enumerate(entries):
+        value = item.labels.get(device_label, "")
+        if not 0 < len(value) <= MAX_DEVICE_LABEL:
+            without_label.append(item)
+            continue
+        if node is None:
+            host = host_of(next(filter(None, map(item.labels.get, labels.node)), ""))
+            key = f"{host if _HOST.fullmatch(host) else ''}/{value}"
+        else:
+            key = f"{node}/{value}"
+            if node in grouped.conflicts:
+                conflicts[key] = grouped.conflicts[node]
+        by_device.setdefault(key, []).append(item)
+        if not number % _STRIDE:
+            yield
+    return SeriesByNode(by_device, without_label, conflicts, grouped.distance_s)
 
 
 def _newest_time(series: Iterable[SeriesValue]) -> Generator[None, None, float]:

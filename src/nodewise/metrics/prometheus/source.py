@@ -11,12 +11,12 @@ import re
 import time
 from collections.abc import Sequence
 from functools import partial
+from itertools import chain
 from typing import Final, NamedTuple
 
 from nodewise.base import cooperative_scheduling
-from nodewise.base.errors import Problem
+from nodewise.base.errors import Problem, closest_name, visible
 from nodewise.metrics import missing_values, source_table
-from nodewise.metrics.custom_metrics_api import SeriesBuilder, parse_value
 from nodewise.metrics.fair_concurrency_limit import DECODING, FairConcurrencyLimit
 from nodewise.metrics.metrics_source import MetricRequest, MetricsSource, NoValues, SourceDependencies
 from nodewise.metrics.node_attributes import NodeAttributes, NodeLookup
@@ -26,7 +26,7 @@ from nodewise.metrics.prometheus.node_matching import Identity, SeriesByNode
 from nodewise.metrics.prometheus.options import PrometheusOptions
 from nodewise.metrics.prometheus.query_responses import QueryResponse
 from nodewise.metrics.prometheus.range_matrix import Points
-from nodewise.metrics.series import Sample, Series, pack_samples
+from nodewise.metrics.series import Series, pack_samples
 from nodewise.observe import logs
 from nodewise.observe.metrics_registry import MetricsRegistry
 
@@ -61,8 +61,7 @@ def last_value_query(request: MetricRequest, max_age_s: float, *, only_current: 
 
 def instant_query(request: MetricRequest) -> str:
     """The same without a range. For a selector, Prometheus returns the series that have not ended."""
-    query = request.query or request.own_query
-    return query.strip() if query else _metric_selector(request.metric)
+    return request.query.strip() if request.query else _metric_selector(request.metric)
 
 
 def existing_metrics_query(names: Sequence[str]) -> str:
@@ -89,6 +88,8 @@ def promql_duration(seconds: float) -> str:
 
 NAME: Final = source_table.PROMETHEUS
 _NAMES_RANGE_S: Final = 300.0
+_MOST_EXAMINED: Final = 20
+"""Series whose labels a message considers."""
 _END_RANGES: Final = ((3600.0, 15.0), (14 * 86400.0, 3600.0))
 """Ranges and steps of the queries for the end of a series. At most 336 steps are evaluated, with 1.7 million values of
 5,000 nodes."""
@@ -134,8 +135,6 @@ class PrometheusSource:
 
     async def fetch(self, request: MetricRequest, now: float) -> Series:
         """Each node's value. `NoValues` if no series is of a node; errors of the call as in `PrometheusClient`."""
-        if request.by_pod:
-            return await self._fetch_by_pod(request, now)
         max_age_s = request.max_age_s or self._max_age_s
         query = range_query(request, max(max_age_s, request.lookback_s))
         nodes = await self._nodes()
@@ -146,6 +145,10 @@ class PrometheusSource:
             grouped = await cooperative_scheduling.run(
                 node_matching.group_by_node(values, self._labels, nodes, max_age_s)
             )
+            if request.device_label:
+                grouped = await cooperative_scheduling.run(
+                    node_matching.group_by_device(grouped, request.device_label, self._labels)
+                )
         unmatched = 0 if nodes.is_partial else len(grouped.unmatched)
         self._metrics_registry.set("metric_series_unmatched", unmatched, metric=request.name)
         self._log_condition_once(request.name, "metric_warning", warnings="; ".join(answer.warnings))
@@ -153,10 +156,12 @@ class PrometheusSource:
             raise self._incomplete_error(query, answer)
         if not grouped.by_node and (unmatched or not request.empty_is_healthy):
             raise self._no_values_error(request, query, grouped, nodes)
-        hosts = await cooperative_scheduling.run(
-            node_matching.unmatched_hosts(grouped.unmatched, self._labels)
-        )
-        await self._log_unmatched_series(request, grouped, hosts, nodes)
+        hosts: tuple[str, ...] = ()
+        if not request.device_label:
+            hosts = await cooperative_scheduling.run(
+                node_matching.unmatched_hosts(grouped.unmatched, self._labels)
+            )
+            await self._log_unmatched_series(request, grouped, hosts, nodes)
         current = await self._series_that_have_not_ended(request, grouped)
         node_values = await cooperative_scheduling.run(
             node_matching.reduce(grouped, request.aggregate, self._labels, current)
@@ -174,18 +179,6 @@ class PrometheusSource:
             sample_distance_s=grouped.distance_s,
             is_distance_measured=grouped.distance_s is not None,
         )
-
-    async def _fetch_by_pod(self, request: MetricRequest, now: float) -> Series:
-        """The values of an expression whose series have the labels `namespace` and `pod`."""
-        async with self._decoding.slot(request.namespaces):
-            answer = await self._client.query(instant_query(request))
-            builder = SeriesBuilder()
-            values = query_responses.newest_values(answer)
-            async for item in cooperative_scheduling.iterate_with_pauses(values):
-                with contextlib.suppress(ValueError, KeyError):
-                    name = f"{item.labels['namespace']}/{item.labels['pod']}"
-                    builder.add(name, Sample(parse_value(item.value), item.at))
-            return await cooperative_scheduling.run(builder.series(request, self.name, now))
 
     async def _log_unmatched_series(
         self, request: MetricRequest, grouped: SeriesByNode, hosts: Sequence[str], nodes: NodeAttributes
@@ -277,6 +270,19 @@ class PrometheusSource:
         self, request: MetricRequest, query: str, grouped: SeriesByNode, nodes: NodeAttributes
     ) -> NoValues:
         what = f"query {query} to {self._connection.url}"
+        if grouped.unmatched and request.device_label:
+            names = sorted({*chain.from_iterable(item.labels for item in grouped.unmatched[:_MOST_EXAMINED])})
+            closest = closest_name(request.device_label, names)
+            text = f"has series, and none has the label {request.device_label}"
+            remedy = (
+                f"set deviceLabel: {visible(closest)[:80]}"
+                if closest
+                else "set deviceLabel to a label of them"
+            )
+            cause = missing_values.cause("NoSeriesOfNodes", NAME, text, remedy)
+            return NoValues(
+                what, [Problem("", text, "the label deviceLabel")], cause=cause, remedy=cause.remedy
+            )
         if grouped.unmatched:
             example = node_matching.describe_unmatched_series(grouped, self._labels)
             labels = self._labels.text()

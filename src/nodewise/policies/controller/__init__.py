@@ -24,11 +24,13 @@ from nodewise.policies import (
     selected_pods,
     shard_reports,
 )
+from nodewise.policies.controller.device_taint_writer import DeviceTaintWriter
 from nodewise.policies.controller.native_mode import NativeMode, NativeStatusReset
 from nodewise.policies.controller.node_writer import LabelWriter, ResourceAdvertiser
 from nodewise.policies.controller.object_patcher import find_policy_object
 from nodewise.policies.controller.policy_guard import GuardWatch
 from nodewise.policies.controller.policy_status_writer import SelectedPodWatch, StatusWriter
+from nodewise.policies.device_taints import DeviceReport
 from nodewise.policies.options import TelemetryOptions
 from nodewise.policies.placement_policy import PolicyKey
 from nodewise.policies.policy_status import StatusFacts
@@ -41,6 +43,9 @@ _BY_PODS: Final = frozenset({"NoPodsSelected", "NoCanaryPods", "AllNodesRejected
 _BY_NATIVE_MODE: Final = frozenset({"NotEnforced", "PodsNotCovered", "LabelRefused", "PodsGated"})
 """Conditions that depend on what native mode finds out."""
 
+_BY_DEVICES: Final = frozenset({"DevicesUnmatched", "DeviceLimitReached", "DeviceTaintsRefused", "Flapping"})
+"""Conditions that depend on device rules."""
+
 
 class TelemetryController(Controller):
     """Updates node labels and the status of policies from the snapshot."""
@@ -51,6 +56,9 @@ class TelemetryController(Controller):
         self._statuses = StatusWriter(handle)
         self._pods = SelectedPodWatch(handle)
         self._guards = GuardWatch(handle)
+        self._devices = DeviceTaintWriter(handle)
+        self._device_reports: Mapping[PolicyKey, DeviceReport] = {}
+        """Of the last step that evaluated device rules."""
         self._advertiser = ResourceAdvertiser(options.advertise_resource, handle)
         # where the admission policies are not watched, as in the extender, native mode is off by default
         follows = options.native_mode is None and native_mode_admission.POLICIES in handle.objects
@@ -75,10 +83,12 @@ class TelemetryController(Controller):
         self._labels.begin()
         self._statuses.begin()
         self._guards.begin()
+        self._devices.begin()
+        self._device_reports = {}
         self._native_mode.begin()
 
     def tasks(self) -> Sequence[Callable[[], Coroutine[Any, Any, None]]]:
-        return (self._pods.run, self._guards.run, *self._native_mode.tasks())
+        return (self._pods.run, self._guards.run, self._devices.run, *self._native_mode.tasks())
 
     async def step(self, snapshot: Snapshot) -> None:
         """Write labels, status and the advertised resource. A failure of one does not affect the others."""
@@ -93,8 +103,13 @@ class TelemetryController(Controller):
                 partial(self._write, snapshot, agent_state),
                 partial(self._advertiser.step, snapshot.at),
                 partial(self._native_mode.step, snapshot, agent_state),
+                partial(self._taint_devices, snapshot, agent_state),
             )
             await run_api_calls(part() for part in parts)
+
+    async def _taint_devices(self, snapshot: Snapshot, agent_state: TelemetryState) -> None:
+        if self._handle.leads():
+            self._device_reports = await self._devices.step(snapshot, agent_state)
 
     def lease_annotations(self) -> Mapping[str, str]:
         if self._is_native_mode_on is None:
@@ -198,6 +213,9 @@ class TelemetryController(Controller):
     ) -> StatusFacts:
         native, uid = self._native_mode.findings, state.policy.uid
         unknown: frozenset[str] = frozenset() if native.is_complete else _BY_NATIVE_MODE
+        devices = self._device_reports.get(state.policy.key)
+        if devices is None and state.policy.device_taints:
+            unknown |= _BY_DEVICES
         return StatusFacts(
             selected_pods=None if pods is None else pods.by_policy.get(state.policy.key, 0),
             canary_pods=None if pods is None else pods.in_canary.get(state.policy.key, 0),
@@ -207,6 +225,7 @@ class TelemetryController(Controller):
             unknown=unknown | (_BY_PODS if pods is None else frozenset()),
             gated_pods=native.gated.get(uid, ""),
             others=tuple(other.policies[uid] for other in others),
+            devices=devices,
         )
 
     def _is_reported(self, state: PolicyState, others: Sequence[ShardReport]) -> bool:

@@ -1,0 +1,213 @@
+"""Matches series of metrics with devices of DRA drivers. No I/O.
+
+A series identifies a device by a label, whose value is that of an attribute in the device's ResourceSlice, or the name
+of the device. A series of a node is compared with devices of this node only, because values such as an index or a PCI
+address occur on every node. A series of no known node counts only if the values of the attribute differ between nodes,
+as UUIDs do. Several devices may have the value of one series: the partitions of a GPU have its `parentUUID`.
+"""
+
+from collections.abc import Container, Generator, Iterable, Iterator, Mapping, Sequence
+from typing import Any, Final, NamedTuple
+
+import msgspec
+import numpy as np
+
+from nodewise.agent import NodeIndex
+from nodewise.devices.device_taint_rules import comparable_identity
+from nodewise.devices.resource_slices import DeviceId
+from nodewise.metrics.node_index import Numbers
+from nodewise.metrics.series import NodeNames, Samples, Series, pack_samples
+
+_PART: Final = 256
+"""Devices between two yields."""
+_MAX_EXAMPLES: Final = 5
+_Identity = tuple[str, str]
+"""A node, empty for an unknown one, and a value of a label or an attribute."""
+
+
+class SliceDevices(msgspec.Struct, frozen=True, gc=False):
+    """What is stored of a ResourceSlice."""
+
+    metadata: Any
+    driver: str
+    pool: str
+    generation: int
+    node: str
+    """Empty if the devices are not of one node."""
+    names: tuple[str, ...] = ()
+    """Of the devices; empty for drivers that no rule names."""
+    identities: tuple[tuple[str, ...], ...] = ()
+    """By attribute that a rule names, in their order: its value in each device, comparable; empty without one."""
+    attribute_names: frozenset[str] = frozenset()
+
+
+class DeviceTable:
+    """The devices of all drivers that rules name, by number, and those that are tainted and have no slice."""
+
+    def __init__(self) -> None:
+        self.index = NodeIndex()
+        self.ids: list[DeviceId] = []
+        self.nodes: list[str] = []
+        self.present = 0
+        """How many devices have a slice; these are the first ones."""
+        self.is_present = np.zeros(1, bool)
+        self.by_driver: dict[str, list[int]] = {}
+        self.identities: dict[tuple[str, str], list[str]] = {}
+        """By driver and attribute, which is empty for the name: the values of the driver's devices, in their order."""
+        self.is_global: dict[tuple[str, str], bool] = {}
+        """Whether the values differ between nodes."""
+        self.attribute_names: dict[str, frozenset[str]] = {}
+        """By driver, also of those that no rule names."""
+
+    def numbers(self, driver: str) -> Numbers:
+        """The devices of a driver that have a slice."""
+        return np.array(self.by_driver.get(driver, ()), np.intp)
+
+    def add_slice(self, item: SliceDevices, attributes: Sequence[str], known: set[DeviceId]) -> None:
+        """Add the devices of a slice, without those in `known`, which are then added to it: a pool with two devices of
+        one name is invalid.
+        """
+        ids = [DeviceId(item.driver, item.pool, name) for name in item.names]
+        new = [at for at, device in enumerate(ids) if device not in known]
+        known.update(ids)
+        own = self.by_driver.setdefault(item.driver, [])
+        own += range(len(self.ids), len(self.ids) + len(new))
+        self.ids += [ids[at] for at in new]
+        self.nodes += [item.node] * len(new)
+        for attribute, values in zip(("", *attributes), (item.names, *item.identities), strict=True):
+            self.identities.setdefault((item.driver, attribute), []).extend(values[at] for at in new)
+
+
+def build_table(
+    slices: Iterable[SliceDevices], attributes: Mapping[str, Sequence[str]], absent: Iterable[DeviceId]
+) -> Generator[None, None, DeviceTable]:
+    """The table of the newest generation of each pool. `attributes` are those that rules name, by driver."""
+    table = DeviceTable()
+    newest: dict[tuple[str, str], int] = {}
+    listed = list(slices)
+    for item in listed:
+        newest[item.driver, item.pool] = max(newest.get((item.driver, item.pool), 0), item.generation)
+        names = table.attribute_names.get(item.driver, frozenset())
+        table.attribute_names[item.driver] = names | item.attribute_names
+    yield
+    known: set[DeviceId] = set()
+    for item in listed:
+        if item.names and item.generation == newest[item.driver, item.pool]:
+            table.add_slice(item, attributes[item.driver], known)
+            yield
+    table.present = len(table.ids)
+    table.ids += [device for device in absent if device not in known]
+    table.nodes += [""] * (len(table.ids) - table.present)
+    texts: list[str] = []
+    for start in range(0, len(table.ids), _PART):
+        texts += map(str, table.ids[start : start + _PART])
+        yield
+    table.index = NodeIndex(texts)
+    table.is_present = np.arange(len(table.ids) + 1) < table.present
+    yield
+    for key, values in table.identities.items():
+        nodes: dict[str, str] = {}
+        of_driver = (table.nodes[number] for number in table.by_driver[key[0]])
+        table.is_global[key] = all(
+            not value or nodes.setdefault(value, node) == node
+            for node, value in zip(of_driver, values, strict=True)
+        )
+        yield
+    return table
+
+
+class SeriesMatch(NamedTuple):
+    """Which sample of a series each device has."""
+
+    names: NodeNames
+    invalid: tuple[str, ...]
+    """The names of the series without a valid value."""
+    devices: NodeNames
+    """The devices with a sample."""
+    positions: Numbers
+    """The samples of these devices."""
+    devices_without: Mapping[str, str]
+    """By name, the devices with a series without a valid value, and the name of that."""
+    unmatched: tuple[str, ...]
+    """Some values of the label that no device has, of nodes that have devices of the driver."""
+    unmatched_count: int
+
+    def by_device(self, series: Series) -> Generator[None, None, Series]:
+        """The series with the names of devices in place of those of samples."""
+        samples = yield from pack_samples(series.samples)
+        own = self.devices_without.items()
+        return msgspec.structs.replace(
+            series,
+            samples=Samples(
+                self.devices,
+                samples.nano_values[self.positions],
+                samples.times[self.positions],
+                samples.windows_s[self.positions],
+            ),
+            invalid={device: series.invalid[name] for device, name in own},
+            differing={device: series.differing[name] for device, name in own if name in series.differing},
+        )
+
+
+def match_series(
+    names: NodeNames, invalid: tuple[str, ...], table: DeviceTable, driver: str, attribute: str
+) -> Generator[None, None, SeriesMatch]:
+    """Match the names of samples, and those of series without a valid value, with the devices of a driver."""
+    all_names = (*names.names, *invalid)
+    positions = yield from _positions_by_identity(
+        all_names, {table.nodes[number] for number in table.by_driver.get(driver, ())}
+    )
+    numbers: list[int] = []
+    identities: list[_Identity] = []
+    for number, identity in _identified_devices(positions, table, driver, attribute):
+        numbers.append(number)
+        identities.append(identity)
+        if not len(numbers) % _PART:
+            yield
+    used = set(identities)
+    left = [
+        position
+        for identity, position in positions.items()
+        if identity not in used and (identity[0] or not used)
+    ]
+    yield
+    of_devices, at = np.array(numbers, np.intp), np.array([positions[each] for each in identities], np.intp)
+    has_sample = at < len(names.names)
+    devices = NodeNames(tuple(table.index.names[of_devices[has_sample]].tolist()))
+    devices.set_numbers(table.index, of_devices[has_sample])
+    without = zip(of_devices[~has_sample].tolist(), at[~has_sample].tolist(), strict=True)
+    return SeriesMatch(
+        names,
+        invalid,
+        devices,
+        at[has_sample],
+        {str(table.ids[number]): all_names[position] for number, position in without},
+        tuple(all_names[position].partition("/")[2] for position in left[:_MAX_EXAMPLES]),
+        len(left),
+    )
+
+
+def _positions_by_identity(
+    names: Sequence[str], own_nodes: Container[str]
+) -> Generator[None, None, dict[_Identity, int]]:
+    """The positions of samples in `names`; a node without devices of the driver counts as unknown."""
+    positions: dict[_Identity, int] = {}
+    for position, name in enumerate(names):
+        node, _, value = name.partition("/")
+        positions[node if node in own_nodes else "", comparable_identity(value)] = position
+        if not position % _PART:
+            yield
+    return positions
+
+
+def _identified_devices(
+    positions: Container[_Identity], table: DeviceTable, driver: str, attribute: str
+) -> Iterator[tuple[int, _Identity]]:
+    """The devices of a driver that a sample identifies: one of their node, or else one of no known node."""
+    key = driver, attribute
+    for number, value in zip(table.by_driver.get(driver, ()), table.identities.get(key, ()), strict=True):
+        own, unknown = (table.nodes[number], value), ("", value)
+        if value and own in positions:
+            yield number, own
+        elif value and unknown in positions and table.is_global[key]:
+            yield number, unknown
