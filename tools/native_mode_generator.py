@@ -7,7 +7,8 @@ they do to a pod. `make chart` writes the file, and a test compares it.
 from typing import Final
 
 from nodewise.policies.native_mode_admission import GATE
-from nodewise.policies.node_labels import VERDICT_LABEL_PREFIX
+from nodewise.policies.node_labels import PREFERENCE_SUFFIX, VERDICT_LABEL_PREFIX
+from nodewise.policies.preference_classes import CLASSES
 from tools.native_mode_expressions import (
     DENIED_ANNOTATION,
     IS_DENIED,
@@ -17,7 +18,6 @@ from tools.native_mode_expressions import (
     NOT_OURS,
     PODS,
     POLICY_ANNOTATION,
-    PREFERENCES,
     PREFERRED,
     REQUIRED,
     SCHEDULED_PODS,
@@ -44,6 +44,10 @@ _MODE: Final = "params.spec.?mode.orValue('Enforce') == 'Enforce'"
 _HAS_LABEL: Final = "params.?status.?nodeLabel.orValue('not known yet') != ''"
 """False once nodewise has found that the policy needs no label, or that it is beyond the budget of labels."""
 _KEY: Final = f"'{VERDICT_LABEL_PREFIX}' + params.metadata.uid"
+_MOST_WEIGHT: Final = 100 // (CLASSES - 1)
+_MOST_PREFERENCES: Final = 64
+"""Preferred terms of a pod to which those of classes are added. Policies have at most 30 labels, each with one term for
+`enforcement: Preferred`, so that no pod exceeds the limit of preferred terms by those of classes."""
 
 
 def native_manifest() -> str:
@@ -89,8 +93,8 @@ def _placement_policy(kind: str) -> str:
         "      && has(params.spec.canary) && has(params.spec.canary.podSelector) &&\n"
         + _selector("params.spec.canary.podSelector", "object.metadata.?labels.orValue({})").rstrip("\n")
         + ")\n"
-        "  - {name: policy-avoids-nodes, expression: has(params.spec.avoid)}\n"
-        f'  - {{name: policy-has-a-node-label, expression: "{_HAS_LABEL}"}}\n'
+        "  - name: policy-has-a-node-label\n"
+        f"    expression: (has(params.spec.avoid) && {_HAS_LABEL}) || has(params.spec.prefer)\n"
         "  - name: policy-selects-the-pod\n"
         "    expression: >-\n" + _selector("params.spec.podSelector", "object.metadata.?labels.orValue({})")
     )
@@ -112,8 +116,9 @@ def _placement_policy(kind: str) -> str:
         else "'placement policy ' + params.metadata.namespace + '/'"
     )
     patches = (
-        f"variables.excess != '' ? {_denial(name_of_kind)}\n"
-        f"        : params.spec.?enforcement.orValue('Required') == 'Preferred' ? {_PREFERENCE}\n        : {_PATCHES}"
+        f"variables.avoids && variables.excess != '' ? {_denial(name_of_kind)}\n"
+        f"        : {_PREPARATION}\n        + (!variables.avoids ? [] : variables.onlyPrefers ? {_PREFERENCE}\n"
+        f"        : {_PATCHES})\n        + {_CLASSES}"
     )
     if is_cluster:
         patches = f"!variables.isSelected ? [] : {patches}"
@@ -121,7 +126,14 @@ def _placement_policy(kind: str) -> str:
         name,
         f"{{apiVersion: nodewise.io/v1alpha1, kind: {kind}}}",
         conditions,
-        namespace + _variables(rejects),
+        namespace
+        + _variables(
+            rejects,
+            f"has(params.spec.avoid) && {_HAS_LABEL}",
+            "has(params.spec.prefer)",
+            "params.spec.?enforcement.orValue('Required') == 'Preferred'",
+            "params.spec.prefer.map(preference, int(preference.?weight.orValue(1))).sum()",
+        ),
         patches,
     )
 
@@ -136,17 +148,20 @@ def _telemetry_policy() -> str:
     patches = f"""\
 variables.excess != '' && ({_HAS_LABEL}) ? {_denial(name_of_kind)}
         : {add_annotation(POLICY_ANNOTATION, "params.metadata.uid")}
-        + (!({_HAS_LABEL}) ? [] : {_PATCHES})"""
+        + {_PREPARATION}
+        + (!variables.avoids ? [] : {_PATCHES})
+        + {_CLASSES}"""
     return _mutation(
         "nodewise-native-named",
         "{apiVersion: telemetry.intel.com/v1alpha1, kind: TASPolicy}",
         conditions,
-        _variables(_TELEMETRY_REJECTS),
+        _variables(_TELEMETRY_REJECTS, _HAS_LABEL, _TELEMETRY_PREFERS),
         patches,
         NAMED_PODS,
     )
 
 
+_TELEMETRY_PREFERS: Final = "has(params.spec.strategies.scheduleonmetric)"
 _TELEMETRY_REJECTS: Final = """\
       has(params.spec.strategies.dontschedule) && (
       params.spec.strategies.dontschedule.?logicalOperator.orValue('anyOf') == 'allOf'
@@ -155,11 +170,25 @@ _TELEMETRY_REJECTS: Final = """\
 """
 
 
-def _variables(rejects_missing: str) -> str:
-    """The variables of a requirement; the node must not be `violating`, or must be `ok` where missing values reject."""
+def _variables(
+    rejects_missing: str, avoids: str, prefers: str, only_prefers: str = "false", weight: str = "1"
+) -> str:
+    """The variables of a requirement: the node must not be `violating`, or must be `ok` where missing values reject;
+    and those of the terms for classes, whose weights are a multiple of `weight`.
+    """
     return f"""\
   - {{name: key, expression: "{_KEY}"}}
 {LIMITS}\
+  - {{name: avoids, expression: "{avoids}"}}
+  - {{name: onlyPrefers, expression: "variables.avoids && {only_prefers}"}}
+  - {{name: preferenceKey, expression: "variables.key + '{PREFERENCE_SUFFIX}'"}}
+  - {{name: preferenceWeight, expression: "[{_MOST_WEIGHT}, {weight}].min()"}}
+  # Preferences never deny a pod: one with many terms gets none.
+  - name: prefers
+    expression: >-
+      {prefers} && variables.excess == ''
+      && size(variables.preferences) <= {_MOST_PREFERENCES} && !variables.preferences.exists(term,
+      term.preference.?matchExpressions.orValue([]).exists(e, e.key == variables.preferenceKey))
   # Rules that reject nodes without a value also reject nodes that have no label yet.
   - name: rejectsMissing
     expression: >-
@@ -184,6 +213,13 @@ _ADD_NODE_AFFINITY: Final = """\
 (has(object.spec.affinity) ? [] : [JSONPatch{op: 'add', path: '/spec/affinity', value: {}}])
         + (has(object.spec.affinity) && has(object.spec.affinity.nodeAffinity) ? []
         : [JSONPatch{op: 'add', path: '/spec/affinity/nodeAffinity', value: {}}])"""
+_PREPARATION: Final = f"""\
+(!variables.prefers && !(variables.avoids && (variables.onlyPrefers || !variables.rejectsMissing
+        || size(variables.excluded) > 0)) ? [] : {_ADD_NODE_AFFINITY})
+        + (!variables.prefers && !variables.onlyPrefers
+        || object.spec.?affinity.?nodeAffinity.?{PREFERRED}.hasValue() ? []
+        : [JSONPatch{{op: 'add', path: '/spec/affinity/nodeAffinity/{PREFERRED}', value: []}}])"""
+"""The list of JSON patches that add the parents of what the following ones add, each once."""
 _EXCLUSION: Final = "{'key': dyn('metadata.name'), 'operator': dyn('NotIn'), 'values': dyn([name])}"
 _EXCLUSIONS: Final = f"""\
 (size(variables.excluded) == 0 ? [] : variables.hasAffinity
@@ -195,8 +231,8 @@ _EXCLUSIONS: Final = f"""\
         + string(i) + '/matchFields/-', value: {_EXCLUSION}}})
         : [JSONPatch{{op: 'add', path: '{_PATH}/nodeSelectorTerms/'
         + string(i) + '/matchFields', value: variables.excluded.map(name, {_EXCLUSION})}}]).flatten()
-        : variables.rejectsMissing ? {_ADD_NODE_AFFINITY}
-        + [JSONPatch{{op: 'add', path: '{_PATH}', value: {{'nodeSelectorTerms':
+        : variables.rejectsMissing
+        ? [JSONPatch{{op: 'add', path: '{_PATH}', value: {{'nodeSelectorTerms':
         [{{'matchFields': variables.excluded.map(name, {_EXCLUSION})}}]}}}}]
         : [JSONPatch{{op: 'add', path: '{_PATH}/nodeSelectorTerms/0/matchFields',
         value: variables.excluded.map(name, {_EXCLUSION})}}])"""
@@ -209,8 +245,7 @@ _PATCHES: Final = f"""\
         ? [JSONPatch{{op: 'add', path: '/spec/nodeSelector/' + jsonpatch.escapeKey(variables.key), value: 'ok'}}]
         : [JSONPatch{{op: 'add', path: '/spec/nodeSelector', value: {{variables.key: 'ok'}}}}])
         : !variables.hasAffinity
-        ? {_ADD_NODE_AFFINITY}
-        + [JSONPatch{{op: 'add', path: '{_PATH}',
+        ? [JSONPatch{{op: 'add', path: '{_PATH}',
         value: {{'nodeSelectorTerms': [{{'matchExpressions': [variables.requirement]}}]}}}}]
         : variables.terms.transformList(i, term, !variables.isComplete[i], has(term.matchExpressions)
         ? JSONPatch{{op: 'add', path: '{_PATH}/nodeSelectorTerms/'
@@ -228,16 +263,19 @@ required affinity gets a term with the requirement. Values are plain maps: a lis
 pod. While pods wait, kube-scheduler compares a node selector faster than a term, which it parses again for each change
 of a label; but a node selector cannot accept a missing label."""
 
-_PREFERRED_TERMS: Final = f"object.spec.?affinity.?nodeAffinity.?{PREFERRED}"
+_ADD_PREFERRED: Final = f"op: 'add', path: '/spec/affinity/nodeAffinity/{PREFERRED}/-'"
 _PREFERENCE: Final = f"""\
-({PREFERENCES}
+(variables.preferences
         .exists(term, term.preference.?matchExpressions.orValue([]).exists(e, e.key == variables.key)) ? []
-        : {_ADD_NODE_AFFINITY}
-        + ({_PREFERRED_TERMS}.hasValue() ? []
-        : [JSONPatch{{op: 'add', path: '/spec/affinity/nodeAffinity/{PREFERRED}', value: []}}])
-        + [JSONPatch{{op: 'add', path: '/spec/affinity/nodeAffinity/{PREFERRED}/-', value: {{'weight': dyn(100),
+        : [JSONPatch{{{_ADD_PREFERRED}, value: {{'weight': dyn(100),
         'preference': dyn({{'matchExpressions': [variables.requirement]}})}}}}])"""
 """The list of JSON patches that add a preference for nodes that are not `violating`, without a gate."""
+_CLASSES: Final = f"""\
+(!variables.prefers ? [] : {list(range(1, CLASSES))}.map(number,
+        JSONPatch{{{_ADD_PREFERRED}, value: {{
+        'weight': dyn(({CLASSES} - number) * variables.preferenceWeight), 'preference': dyn({{'matchExpressions':
+        [{{'key': dyn(variables.preferenceKey), 'operator': dyn('In'), 'values': dyn([string(number)])}}]}})}}}}))"""
+"""The list of JSON patches that add a preferred term for each class but the last."""
 
 
 def _denial(kind: str) -> str:
@@ -356,7 +394,7 @@ spec:
   variables:
   - {{name: name, expression: "object.metadata.labels['telemetry-policy']"}}
   - {{name: uid, expression: "object.metadata.?annotations['{POLICY_ANNOTATION}'].orValue('')"}}
-{_variables(_TELEMETRY_REJECTS)}\
+{_variables(_TELEMETRY_REJECTS, _HAS_LABEL, _TELEMETRY_PREFERS)}\
   validations:
   - expression: >-
       params.metadata.name != variables.name || (variables.uid == params.metadata.uid && (!({_HAS_LABEL})

@@ -17,6 +17,8 @@ Helper modules:
     admission_policy_waits             waits until admission policies and webhooks are enforced, or no longer are
     kubernetes_objects                 nodes and pods as plain objects
     namespace_sandboxes                a namespace for a test, and waits for changes in it
+    device_objects                     classes, claims, slices and taint rules of DRA, and pods that claim devices
+    example_driver                     DRA example drivers, one process for each node
     label_watch                        all changes of node labels
     asgi_server_thread                 serves an ASGI application from a thread of the test
     aggregated_api                     registers a server as an aggregated API

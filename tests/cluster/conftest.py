@@ -11,6 +11,7 @@ import pytest
 
 from tests.cluster import (
     debian_packages,
+    example_driver,
     fake_custom_metrics_server,
     fake_scheduler_extender,
     health_example_manifests,
@@ -26,6 +27,7 @@ from tests.cluster import (
 from tests.cluster.api_user_kubeconfigs import User
 from tests.cluster.audit_log_reader import AuditLog
 from tests.cluster.controlplane import ControlPlane
+from tests.cluster.example_driver import ExampleDrivers
 from tests.cluster.fake_custom_metrics_server import FakeCustomMetricsApi
 from tests.cluster.fake_scheduler_extender import FakeExtenderServer
 from tests.cluster.go_toolchain import MissingError
@@ -167,6 +169,19 @@ def _pipeline(measuring: MetricsServices, sandbox: Sandbox) -> Iterator[MetricsP
     """The custom metrics API of the control plane, with values from text files. The test creates the nodes."""
     with metrics_pipeline.registered(sandbox.api, *measuring) as both_ends:
         yield both_ends
+
+
+@pytest.fixture(scope="session")
+def example_driver_program(request: pytest.FixtureRequest) -> Path:
+    """The DRA example driver; see `example_driver`."""
+    return get_or_skip(request, program_cache.example_driver)
+
+
+@pytest.fixture(scope="module")
+def drivers(plane: ControlPlane, example_driver_program: Path) -> Iterator[ExampleDrivers]:
+    """DRA example drivers, which tests start by node."""
+    with example_driver.running(plane, example_driver_program) as drivers:
+        yield drivers
 
 
 @pytest.fixture(scope="module")

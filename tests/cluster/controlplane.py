@@ -15,7 +15,7 @@ from typing import Any
 
 import yaml
 
-from tests.cluster import api_user_kubeconfigs, certificates, child_processes
+from tests.cluster import api_user_kubeconfigs, certificates, child_processes, program_cache
 from tests.cluster.api_client import ClusterApi, Object
 from tests.cluster.api_user_kubeconfigs import ApiServerAccess, User
 from tests.cluster.child_processes import Process
@@ -25,6 +25,11 @@ CONTROLLERS = "*,-node-lifecycle-controller,-taint-eviction-controller"
 
 SERVICE = "10.0.0.1"
 """The address by which pods call the API server: the first address of the Service range."""
+
+GATES: dict[str, str] = {"1.36": "DRADeviceTaintRules=true"}
+"""By release, the features that are off by default and that tests use."""
+FEATURES = {"feature-gates": GATES[program_cache.RELEASE]} if program_cache.RELEASE in GATES else {}
+"""The flag of every Kubernetes program that enables the features of GATES."""
 
 SCHEDULER = {"apiVersion": "kubescheduler.config.k8s.io/v1", "kind": "KubeSchedulerConfiguration"}
 
@@ -215,6 +220,8 @@ class ControlPlane:
             "service-account-issuer": "https://kubernetes.default.svc",
             "service-account-key-file": str(self._accounts.cert),
             "service-account-signing-key-file": str(self._accounts.key),
+            "runtime-config": "resource.k8s.io/v1beta1=true,resource.k8s.io/v1beta2=true",
+            **FEATURES,
             **self._aggregation_flags(),
         }
 
@@ -239,6 +246,7 @@ class ControlPlane:
             "tls-cert-file": str(serving.cert),
             "tls-private-key-file": str(serving.key),
             "authorization-always-allow-paths": "/healthz,/readyz,/livez,/metrics",
+            **FEATURES,
         }
 
 

@@ -137,7 +137,14 @@ KARPENTER = GoModule(
     MODULE / "karpenter",
     {"karpenter": "sigs.k8s.io/karpenter/kwok", "karpenter-crds": "."},
 )
+EXAMPLE_DRIVER = _module(
+    "dra-example-kubeletplugin",
+    "the DRA example driver",
+    "v0.4.0",
+    "sigs.k8s.io/dra-example-driver/cmd/dra-example-kubeletplugin",
+)
 POD_REQUESTS = _module("pod-requests", "the requests of pods by k8s.io/component-helpers", "v0.37.2", ".")
+DEVICE_ALLOCATOR = _module("device-allocator", "the allocator of DRA devices", "v0.37.2", ".")
 OTELCOL = _module("otelcol", "the OpenTelemetry Collector", "v0.165.0", ".")
 
 SET_UP = "make controlplane"
@@ -207,6 +214,16 @@ def pod_requests() -> Path:
     return POD_REQUESTS.built() / "pod-requests"
 
 
+def example_driver() -> Path:
+    """The DRA example driver, built if necessary, which takes about a minute. Raises MissingError."""
+    return EXAMPLE_DRIVER.built() / "dra-example-kubeletplugin"
+
+
+def device_allocator() -> Path:
+    """A program that allocates devices as kube-scheduler does, built if necessary, in a minute. Raises MissingError."""
+    return DEVICE_ALLOCATOR.built() / "device-allocator"
+
+
 def krew_folder() -> Path:
     """The folder with krew and its check of manifests, built if necessary, in half a minute. Raises MissingError."""
     return KREW.built()
@@ -248,6 +265,7 @@ ALL: tuple[Callable[[], Path], ...] = (
     lambda: helm().parent,
     lambda: otelcol().parent,
     lambda: pod_requests().parent,
+    lambda: example_driver().parent,
     krew_folder,
     karpenter_folder,
     containers_folder,

@@ -21,7 +21,7 @@ EVERYTHING: Final[list[dict[str, Any]]] = [
     {
         "agents": {
             name: {"enabled": True}
-            for name in ("telemetry", "gpu", "safe", "congestion", "pigeon", "learned")
+            for name in ("telemetry", "gpu", "load", "safe", "congestion", "pigeon", "learned")
         },
         "scheduler": {"enabled": True, "image": {"tag": "v1"}},
         "tls": {"certManager": {"enabled": True}},

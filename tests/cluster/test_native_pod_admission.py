@@ -54,6 +54,10 @@ def _preference(selector: Object) -> Object:
     return policy({"podSelector": selector, "prefer": [RANK]}, namespace=NAMESPACE)
 
 
+def _preferring(policy: Object, *weights: int) -> Object:
+    return policy | {"spec": policy["spec"] | {"prefer": [RANK | {"weight": weight} for weight in weights]}}
+
+
 def _tas(*rules: Object, operator: str = "") -> Object:
     strategy: Object = {"rules": [*rules]} | ({"logicalOperator": operator} if operator else {})
     return tas_policy("", {"dontschedule": strategy}, NAMESPACE)
@@ -109,6 +113,25 @@ POLICIES: Final[Mapping[str, tuple[Object, Object]]] = {
         ACTIVE,
     ),
     "prefers": (_preference(_app("prefers")), {}),
+    "prefers-more": (_preferring(_policy(_app("prefers-more"), AVOID), 2, 3), ACTIVE),
+    "prefers-reject": (_preferring(_policy(_app("prefers-reject"), REJECT), 100), EXCLUDING),
+    "prefers-twice": (_preferring(_preferred(_policy(_app("prefers-twice"), AVOID)), 1), ACTIVE),
+    "prefers-no-label": (
+        _preferring(_policy(_app("prefers-no-label"), AVOID), 1),
+        {"mode": "Enforce", "nodeLabel": "", "active": True},
+    ),
+    "prefers-shadow": (_shadow(_preference(_app("prefers-shadow"))), {}),
+    "native-prefers": (
+        policy(
+            {
+                "namespaceSelector": {},
+                "podSelector": _app("prefers") | _match("wide", "Exists"),
+                "prefer": [RANK],
+            },
+            "ClusterPlacementPolicy",
+        ),
+        {},
+    ),
     "native-wide": (_cluster_policy(_app("wide"), {}, REJECT), ACTIVE),
     "native-wide-both": (_cluster_policy(_app("plain") | _match("wide", "Exists"), {}, AVOID), ACTIVE),
     "native-team-a": (_cluster_policy(_app("team"), {"matchLabels": {"team": "a"}}, AVOID), {}),
@@ -156,8 +179,8 @@ class Cluster:
             return {self.filled(key): self.filled(value) for key, value in obj.items()}
         if isinstance(obj, list):
             return [self.filled(value) for value in obj]
-        name = re.fullmatch("<(.*)>", obj) if isinstance(obj, str) else None
-        return native_mode.LABEL_PREFIX + self.uids[name[1]] if name else obj
+        name = re.fullmatch("<(.*)>(.*)", obj) if isinstance(obj, str) else None
+        return native_mode.LABEL_PREFIX + self.uids[name[1]] + name[2] if name else obj
 
 
 def _pod(labels: Object, **spec: Any) -> Object:
@@ -205,10 +228,12 @@ def _terms(pod: Object) -> list[Object]:
 
 
 def _sort_requirements(pod: Object) -> None:
-    """Sorts the requirements of each term: the API server applies policies in any order."""
+    """Sorts the requirements of each term, and preferred terms: the API server applies policies in any order."""
     for term in _terms(pod):
         for requirements in term.values():
             requirements.sort(key=lambda requirement: (str(requirement["key"]), requirement["values"]))
+    preferred = pod["spec"].get("affinity", {}).get("nodeAffinity", {}).get(PREFERS, [])
+    preferred.sort(key=str)
 
 
 def _not_in(policy: str) -> Object:
@@ -236,6 +261,18 @@ def _fields(*nodes: str) -> Object:
 
 def _preference_for(policy: str) -> Object:
     return {PREFERS: [{"weight": 100, "preference": _all(_not_in(policy))}]}
+
+
+def _classes_of(policy: str, weight: int = 1) -> list[Object]:
+    """The preferred terms for the classes of a policy."""
+    key = f"<{policy}>.preference"
+    return [
+        {
+            "weight": weight * (5 - number),
+            "preference": _all({"key": key, "operator": "In", "values": [str(number)]}),
+        }
+        for number in (1, 2, 3, 4)
+    ]
 
 
 PLAIN: Final = {"app": "plain"}
@@ -480,7 +517,71 @@ CASES: Final = {
         {},
         _required(_all(_not_in("excluding-named")) | _fields("node-2", "node-3")),
     ),
-    "only preferences": Case({"app": "prefers"}, {}, None),
+    **{
+        f"only preferences, {name}": Case(
+            {"app": "prefers"},
+            {} if before is None else {"affinity": before},
+            (before or {})
+            | {"nodeAffinity": (before or {}).get("nodeAffinity", {}) | {PREFERS: _classes_of("prefers")}},
+        )
+        for name, before in (
+            ("no affinity", None),
+            ("empty affinity", {}),
+            ("other affinity", SPREAD),
+            ("empty node affinity", {"nodeAffinity": {}}),
+            ("required affinity", _required(_all(ZONE))),
+        )
+    },
+    "only preferences, of a policy that observes": Case({"app": "prefers-shadow"}, {}, None),
+    "preferences of two policies": Case(
+        {"app": "prefers", "wide": ""},
+        {},
+        {"nodeAffinity": {PREFERS: [*_classes_of("prefers"), *_classes_of("native-prefers")]}},
+    ),
+    "preferences that the pod has": Case(
+        {"app": "prefers"},
+        {"affinity": {"nodeAffinity": {PREFERS: _classes_of("prefers")}}},
+        {"nodeAffinity": {PREFERS: _classes_of("prefers")}},
+    ),
+    "preferences, and many of its own": Case(
+        {"app": "prefers"},
+        {"affinity": {"nodeAffinity": {PREFERS: PREFERRED[PREFERS] * 65}}},
+        {"nodeAffinity": {PREFERS: PREFERRED[PREFERS] * 65}},
+    ),
+    "preferences never deny a pod": Case(
+        {"app": "prefers"},
+        {"affinity": {"nodeAffinity": {PREFERS: PREFERRED[PREFERS] * 101}}},
+        {"nodeAffinity": {PREFERS: PREFERRED[PREFERS] * 101}},
+    ),
+    "avoid and preferences": Case(
+        {"app": "prefers-more"},
+        {},
+        {
+            "nodeAffinity": _required(_all(_not_in("prefers-more")))["nodeAffinity"]
+            | {PREFERS: _classes_of("prefers-more", 5)}
+        },
+    ),
+    "avoid with missing values, excluded nodes and preferences": Case(
+        {"app": "prefers-reject"},
+        {},
+        {
+            "nodeAffinity": _required(_fields("node-2", "node-3"))["nodeAffinity"]
+            | {PREFERS: _classes_of("prefers-reject", 25)}
+        },
+        selector={"<prefers-reject>": "ok"},
+    ),
+    "preferred avoid and preferences": Case(
+        {"app": "prefers-twice"},
+        {},
+        {
+            "nodeAffinity": {
+                PREFERS: [*_preference_for("prefers-twice")[PREFERS], *_classes_of("prefers-twice")]
+            }
+        },
+    ),
+    "preferences without a label for avoid": Case(
+        {"app": "prefers-no-label"}, {}, {"nodeAffinity": {PREFERS: _classes_of("prefers-no-label")}}
+    ),
     "no labels": Case({}, {}, None),
     "other labels": Case({"app": "other"}, {}, None),
     "a policy of another namespace": Case(PLAIN, {}, None, namespace=OTHER_NAMESPACE),
@@ -512,7 +613,11 @@ CASES: Final = {
         {"telemetry-policy": "fresh"}, {}, _required(_all(_not_in("fresh"))), [native_mode.GATE]
     ),
     "a TASPolicy beyond the budget of labels": Case({"telemetry-policy": "over-budget"}, {}, None),
-    "a TASPolicy that only ranks": Case({"telemetry-policy": "ranks"}, {}, _required(_all(_not_in("ranks")))),
+    "a TASPolicy that only ranks": Case(
+        {"telemetry-policy": "ranks"},
+        {},
+        {"nodeAffinity": _required(_all(_not_in("ranks")))["nodeAffinity"] | {PREFERS: _classes_of("ranks")}},
+    ),
     "a TASPolicy and terms": Case(
         {"telemetry-policy": "cool"},
         {"affinity": _required(NAME, {}, _all(ZONE))},

@@ -192,6 +192,8 @@ class AgentKind(ABC):
 
     load_scoring: LoadScoring = "none"
     """Whether it scores nodes by their load, for the commands that compare or combine such agents."""
+    needs_metrics: bool = False
+    """Whether it has no scores without a source of metrics, which simulations of pods do not have."""
     keeps_memory: bool = False
     """Whether what its state builder learns is stored, which needs the rights of deploy/memory.yaml."""
     binds: bool = False

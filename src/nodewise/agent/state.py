@@ -166,6 +166,12 @@ class StateBuilder(ABC, Generic[StateT]):
         Agent states refer to the counts, so the next response takes the pod into account.
         """
 
+    def count_prioritized(self, pod: Any, nodes: NDArray[np.intp]) -> None:
+        """Count a pod whose nodes were scored: `nodes` are the numbers of those with the best score of all agents.
+
+        It is on its way to one of them, or to none. Only nodewise's own agents are told.
+        """
+
     def recall(self, kept: bytes) -> None:
         """Restore a memory that an earlier process or another replica stored. After `BadInput` nothing has changed.
 

@@ -24,7 +24,7 @@ if TYPE_CHECKING:  # completion needs only the names of agents
 
 _TEMPLATE: Final = "template"
 _SCORERS: Final = "nodewise-scorers"
-_OF_SCORERS: Final = ("safe", "congestion", "pigeon", "learned")
+_OF_SCORERS: Final = ("load", "safe", "congestion", "pigeon", "learned")
 _FIRST: Final = ("telemetry", "gpu", *_OF_SCORERS)
 """The order in `decide` and in help; other folders follow by name."""
 

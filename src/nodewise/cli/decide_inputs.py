@@ -360,7 +360,7 @@ class LoadedMetrics:
         self._snapshot = snapshot
 
     def supports(self, request: MetricRequest) -> bool:
-        return bool(request.metric)
+        return bool(request.metric) and not request.by_pod
 
     async def fetch(self, request: MetricRequest, now: float) -> Series:  # noqa: ARG002 - the contract of a source
         series = metric_files.select_series(self._snapshot, request)

@@ -83,6 +83,8 @@ class DeviceInventory(NamedTuple):
     """The holders of their devices."""
     generation: int = 0
     """Grows with every change."""
+    pools_generation: int = 0
+    """Grows with every change of slices."""
 
     def of(self, node: str, labels: Mapping[str, str] = EMPTY) -> NodeDevices:
         """All devices that a node can use."""
@@ -135,6 +137,7 @@ class DeviceInventoryBuilder:
             tuple(self._pools[pool] for pool in network),
             {device: each for pool in network for device, each in self._holders.get(pool, {}).items()},
             self._inventory.generation + 1,
+            self._inventory.pools_generation + bool(pools),
         )
         return self._inventory
 

@@ -171,12 +171,21 @@ class AgentChain:
             state_builders[agent.name] for agent in agents if state_builders and agent.name in state_builders
         ]
 
+        none = StateBuilder.count_prioritized
+        self._placement_counters = [
+            builder
+            for builder in self._request_counters
+            if getattr(type(builder), "count_prioritized", none) is not none
+        ]
+
     def only(self, function: Filter | Scorer) -> "AgentChain":
         """The chain of a single function."""
         chain = AgentChain([function.agent])
         chain._filters = [function] if isinstance(function, Filter) else []
         chain._scorers = [function] if isinstance(function, Scorer) else []
-        chain._request_counters = self._request_counters if isinstance(function, Scorer) else []
+        if isinstance(function, Scorer):
+            chain._request_counters = self._request_counters
+            chain._placement_counters = self._placement_counters
         return chain
 
     def filter(self, pod: Any, names: Sequence[str] | Names, snapshot: Snapshot, now: float) -> Decision:
@@ -239,6 +248,11 @@ class AgentChain:
             except Exception as error:  # noqa: BLE001 - the counts do not affect this response
                 logs.emit("agent_failed", agent=type(builder).__name__, exc_info=error)
         decision = _make_decision("prioritize", pod, candidates, snapshot, now, scores=scores)
+        if self._placement_counters and scores and len(candidates):
+            points = decision.points()
+            best = candidates.numbers[points == points.max()]
+            for builder in self._placement_counters:
+                builder.count_prioritized(pod, best)
         return replace(decision, description="; ".join(failures)) if failures else decision
 
     def _agents_verdicts(

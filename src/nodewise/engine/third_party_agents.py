@@ -160,6 +160,7 @@ class ThirdPartyKind(AgentKind):
         self.node_fields: type[msgspec.Struct] = kind.node_fields
         self.load_scoring = kind.load_scoring
         self.keeps_memory = bool(kind.keeps_memory)
+        self.needs_metrics = bool(kind.needs_metrics)
         self.entry_weight: int | None = kind.entry_weight
         self.reporter = FailureReporter(origin)
         self._kind = kind

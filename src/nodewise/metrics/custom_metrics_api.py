@@ -86,7 +86,7 @@ def decode_items(body: bytes) -> Generator[Batch, None, None]:
     `BadInput` if the body is no such list; that may be found late.
     """
     count = 0
-    for cut in _split_items(body):
+    for cut in split_items(body, _BEGIN):
         try:
             decoded = _decode_batch(cut)
         except UNREADABLE:
@@ -107,13 +107,13 @@ def decode_items(body: bytes) -> Generator[Batch, None, None]:
             yield [Problem(f"items[{number}]", str(error), "a MetricValue")]
 
 
-def _split_items(body: bytes) -> Generator[bytes, None, None]:
+def split_items(body: bytes, item_begin: bytes) -> Generator[bytes, None, None]:
     """Lists of the items of a list in the form that Go writes; nothing for other forms. The result is correct only if
-    each of them is valid JSON by itself.
+    each of them is valid JSON by itself. Every item starts with `item_begin`.
 
     Splitting a list of a megabyte with the decoder would block the event loop for one or two milliseconds.
     """
-    begin, end = body.find(b"[" + _BEGIN) + 1, body.rfind(b"}]") + 1
+    begin, end = body.find(b"[" + item_begin) + 1, body.rfind(b"}]") + 1
     try:
         around = _decode_list(body[:begin] + _HERE + body[end:]).items if 0 < begin < end else None
     except UNREADABLE:
@@ -121,7 +121,7 @@ def _split_items(body: bytes) -> Generator[bytes, None, None]:
     if around != [msgspec.Raw(_HERE)]:
         return
     while begin < end:
-        until = body.find(b"}," + _BEGIN, begin + _BATCH_BYTES, end) + 1 or end
+        until = body.find(b"}," + item_begin, begin + _BATCH_BYTES, end) + 1 or end
         yield b"[" + body[begin:until] + b"]"
         begin = until + 1
 
@@ -361,8 +361,8 @@ class CustomMetricsSource:
         self._absent: tuple[float, MetricNotFound] | None = None
 
     def supports(self, request: MetricRequest) -> bool:
-        """Any metric by name; the API does not support expressions."""
-        return bool(request.metric) and not (request.query or request.device_label)
+        """Any metric of a policy by name; the API does not support expressions."""
+        return bool(request.metric) and not (request.query or request.own_query or request.device_label)
 
     async def fetch(self, request: MetricRequest, now: float) -> Series:
         """The values of a metric for all nodes. `MetricNotFound` if the API is not registered; `Refused` or

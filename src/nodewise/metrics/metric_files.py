@@ -66,7 +66,7 @@ class FileSource:
 
         So `decide`, which reads only files, returns the same results as an extender that serves from them.
         """
-        return bool(request.metric) and not request.device_label
+        return bool(request.metric) and not (request.by_pod or request.device_label)
 
     async def fetch(self, request: MetricRequest, now: float) -> Series:
         """The metric in the files. `MetricNotFound` if it is not there, `BadInput` if the files cannot be read."""

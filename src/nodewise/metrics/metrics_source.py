@@ -47,6 +47,12 @@ class MetricRequest(NamedTuple):
     device_label: str = ""
     """The label that identifies a device. The names of the samples are then `NODE/VALUE` with the value of the label,
     or `/VALUE` if the node is not known. Empty: one value for each node."""
+    own_query: str = ""
+    """For a metric of nodewise's own: the expression for sources that support expressions. Others have it by name."""
+    by_pod: bool = False
+    """Whether the values are of pods instead of nodes, by `NAMESPACE/NAME`. They are fetched once a minute."""
+    is_optional: bool = False
+    """Whether the metric is used only where it exists, so that its absence is no failure."""
 
     @property
     def name(self) -> str:
@@ -58,6 +64,8 @@ class MetricRequest(NamedTuple):
         """The key of the result. A name with a query has a different key than the name alone or with another query: any
         tenant can write any query, and tenants must not affect each other.
         """
+        if self.own_query:
+            return f"{self.name} of nodewise"
         name = f"{self.name} per {self.device_label}" if self.device_label else self.name
         name = f"{name} or nothing" if self.empty_is_healthy else name
         return f"{name} by {self.query}" if self.query else name

@@ -130,7 +130,7 @@ class OtlpFileSource:
 
     def supports(self, request: MetricRequest) -> bool:
         """Any metric by name; there are no expressions."""
-        return bool(request.metric) and not (request.query or request.device_label)
+        return bool(request.metric) and not (request.query or request.by_pod or request.device_label)
 
     async def metric_names(self) -> list[str]:
         return [*self._points]

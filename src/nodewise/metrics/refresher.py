@@ -21,6 +21,9 @@ from nodewise.observe.metrics_registry import MetricsRegistry
 MAX_METRIC_NAMES: Final = 500
 """Names that policies of all namespaces request. Names that an agent requests itself are exported in addition."""
 
+POD_PERIOD_S: Final = 60.0
+"""Period of metrics by pod, of which a large cluster has a hundred thousand values."""
+
 
 def select_exported_names(
     requests: Iterable[MetricRequest], exported: frozenset[str], most: int = MAX_METRIC_NAMES
@@ -153,9 +156,14 @@ class MetricsRefresher:
         gap_s = period_s / 2 / max(len(keys), 1)
         for number, key in enumerate(keys):
             await self._sleep_until(begun_s + number * gap_s)
-            if key in self._requests:
-                self._start_fetch(self._requests[key])
+            request = self._requests.get(key)
+            if request is not None and not (request.by_pod and self._is_recent(key)):
+                self._start_fetch(request)
         await self._sleep_until(begun_s + period_s)
+
+    def _is_recent(self, key: str) -> bool:
+        series = self.snapshot.series.get(key)
+        return series is not None and 0 <= self._clock.now() - series.fetched_at < POD_PERIOD_S
 
     async def _sleep_until(self, time_s: float) -> None:
         # Not for a duration: every sleep ends up to a millisecond late, which would add up over thousands of metrics.
@@ -203,7 +211,7 @@ class MetricsRefresher:
                 span.fail(outcome.why)
         before = self.snapshot.series.get(request.key)
         if isinstance(outcome, Series):
-            if self._own_nodes is not None and not request.device_label:
+            if self._own_nodes is not None and not (request.by_pod or request.device_label):
                 outcome = await cooperative_scheduling.run(keep_nodes(outcome, self._own_nodes))
             outcome = await cooperative_scheduling.run(merge_newer(before, outcome))
         if request.key not in self._requests:
@@ -236,7 +244,7 @@ class MetricsRefresher:
     def _store_fetch_failure(self, request: MetricRequest, failure: FetchFailure) -> None:
         key = request.key
         # errors of the same cause differ in counts and times
-        if self.snapshot.causes.get(key) != failure.cause:
+        if self.snapshot.causes.get(key) != failure.cause and not request.is_optional:
             logs.emit("metric_failed", metric=key, error=failure.why)
         self.snapshot = self.snapshot.with_failure(key, failure.why, failure.cause)
         if key not in self.snapshot.series:

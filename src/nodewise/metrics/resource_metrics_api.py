@@ -15,7 +15,13 @@ from nodewise.base import clock, cooperative_scheduling, quantity
 from nodewise.base.errors import UNREADABLE, BadInput, NodewiseError, Problem, shown
 from nodewise.kube.api_server_interface import Api, NotFound
 from nodewise.metrics import missing_values, source_table
-from nodewise.metrics.custom_metrics_api import NodeSample, SeriesBuilder, parse_timestamp, parse_value
+from nodewise.metrics.custom_metrics_api import (
+    NodeSample,
+    SeriesBuilder,
+    parse_timestamp,
+    parse_value,
+    split_items,
+)
 from nodewise.metrics.metrics_source import (
     MetricNotFound,
     MetricRequest,
@@ -29,8 +35,11 @@ from nodewise.metrics.series import Sample, Series
 GROUP: Final = "metrics.k8s.io"
 METRICS: Final = ("cpu_usage", "memory_usage", "cpu_usage_share", "memory_usage_share")
 """Usage in cores and bytes, and as a share (0 to 1) of the allocatable resources."""
+POD_METRICS: Final = ("pod_cpu_usage", "pod_memory_usage")
+"""Usage of pods in cores and bytes, for requests of nodewise's own."""
 
 _PATH: Final = f"/apis/{GROUP}/v1beta1/nodes"
+_PODS_PATH: Final = f"/apis/{GROUP}/v1beta1/pods"
 _REMEDY: Final = "install metrics-server, or use another source of --metrics"
 _SHARED_S: Final = 1.0
 _WINDOW_S: Final = 60.0
@@ -55,12 +64,38 @@ class NodeMetrics(msgspec.Struct, frozen=True):
     usage: _Usage = _Usage()
 
 
+class _PodMetricsMetadata(msgspec.Struct, frozen=True, gc=False):
+    name: str = ""
+    namespace: str = ""
+
+
+class _ContainerUsage(msgspec.Struct, frozen=True, gc=False):
+    usage: _Usage = _Usage()
+
+
+class PodMetrics(msgspec.Struct, frozen=True, gc=False):
+    """Average usage of the containers of one pod during the window that ended at the timestamp."""
+
+    metadata: _PodMetricsMetadata = _PodMetricsMetadata()
+    timestamp: str | None = None
+    window: str | None = None
+    containers: tuple[_ContainerUsage, ...] | None = None
+
+
 class _NodeMetricsList(msgspec.Struct, frozen=True):
     items: list[msgspec.Raw] | None = None
 
 
+class _PodMetricsList(msgspec.Struct, frozen=True):
+    items: list[PodMetrics] | None = None
+
+
 _decode_list = msgspec.json.Decoder(_NodeMetricsList).decode
 _decode = msgspec.json.Decoder(NodeMetrics).decode
+_decode_pod_batch = msgspec.json.Decoder(list[PodMetrics]).decode
+_decode_pod_list = msgspec.json.Decoder(_PodMetricsList).decode
+_STRIDE: Final = 32
+"""Pods between two yields."""
 
 
 class NodeUsageResponse(NamedTuple):
@@ -87,19 +122,21 @@ class ResourceMetricsSource:
         self._api = api
         self._nodes = nodes
         self._timeout_s = timeout_s
-        self._lock = asyncio.Lock()
-        self._response = NodeUsageResponse(float("-inf"), {}, None, set())
+        self._locks = {False: asyncio.Lock(), True: asyncio.Lock()}
+        self._responses: dict[bool, NodeUsageResponse] = {}
+        """Of nodes (False) and of pods."""
 
     async def metric_names(self) -> tuple[str, ...]:
         return METRICS
 
     def supports(self, request: MetricRequest) -> bool:
-        """The four metrics of the API."""
-        return request.metric in METRICS and not (request.query or request.device_label)
+        """The four metrics of nodes, and those of pods."""
+        known = POD_METRICS if request.by_pod else METRICS
+        return request.metric in known and not (request.query or request.device_label)
 
     async def fetch(self, request: MetricRequest, now: float) -> Series:
         """One of the metrics. `MetricNotFound` if the API is not registered, `Unavailable` if no node has values."""
-        response = await self._response_of_this_refresh(request.metric, now)
+        response = await self._response_of_this_refresh(request.metric, now, by_pod=request.by_pod)
         if response.failure:
             raise response.failure
         builder = SeriesBuilder()
@@ -107,26 +144,35 @@ class ResourceMetricsSource:
             builder.add(node, entry)
         return await cooperative_scheduling.run(builder.series(request, self.name, now))
 
-    async def _response_of_this_refresh(self, metric: str, now: float) -> NodeUsageResponse:
+    async def _response_of_this_refresh(self, metric: str, now: float, *, by_pod: bool) -> NodeUsageResponse:
         """The response of this refresh: a metric that has already used the response needs a new one."""
-        async with self._lock:
-            if metric in self._response.served or now - self._response.at > _SHARED_S:
-                self._response = await self._fetch_node_metrics(now)
-            self._response.served.add(metric)
-            return self._response
+        async with self._locks[by_pod]:
+            response = self._responses.get(by_pod)
+            if response is None or metric in response.served or now - response.at > _SHARED_S:
+                response = self._responses[by_pod] = await self._fetch_usage(now, by_pod=by_pod)
+            response.served.add(metric)
+            if len(response.served) == len(POD_METRICS) and by_pod:
+                del self._responses[by_pod]  # it is large, and the next one is a minute away
+            return response
 
-    async def _fetch_node_metrics(self, now: float) -> NodeUsageResponse:
+    async def _fetch_usage(self, now: float, *, by_pod: bool) -> NodeUsageResponse:
+        first = METRICS[0]
         try:
-            body = await self._api.get(_PATH, timeout_s=self._timeout_s)
-            nodes = await self._nodes()
-            entries = await cooperative_scheduling.run(by_metric(decode_items(body), nodes))
+            if by_pod:
+                first = POD_METRICS[0]
+                body = await self._api.get(_PODS_PATH, timeout_s=self._timeout_s)
+                entries = await cooperative_scheduling.run(usage_of_pods(body))
+            else:
+                body = await self._api.get(_PATH, timeout_s=self._timeout_s)
+                nodes = await self._nodes()
+                entries = await cooperative_scheduling.run(by_metric(decode_items(body), nodes))
         except NotFound as error:
             cause = missing_values.cause("SourceNotInstalled", self.name, "is not installed")
             absent = MetricNotFound(f"{GROUP} is not registered: {error}", cause=cause, remedy=_REMEDY)
             return NodeUsageResponse(now, {}, absent, set())
         except NodewiseError as error:
             return NodeUsageResponse(now, {}, error, set())
-        if not entries[METRICS[0]]:
+        if not entries[first]:
             problem = Problem("items", "an empty list", "the usage of nodes")
             cause = missing_values.cause("NoSeries", self.name, "has no usage of a node")
             empty = NoValues(GROUP, [problem], cause=cause, remedy="is metrics-server running?")
@@ -145,6 +191,44 @@ def decode_items(body: bytes) -> Iterator[NodeMetrics | None]:
             yield _decode(raw)
         except UNREADABLE:
             yield None
+
+
+def _decode_pods(body: bytes) -> Iterator[PodMetrics]:
+    """The items of a PodMetricsList. `BadInput` for another document."""
+    count = 0
+    try:
+        for cut in split_items(body, b'{"metadata":'):
+            for pod in _decode_pod_batch(cut):
+                yield pod
+                count += 1
+        if not count:
+            yield from _decode_pod_list(body).items or ()
+    except UNREADABLE as error:
+        raise BadInput(f"answer of {GROUP}", [Problem("", str(error), "a PodMetricsList")]) from error
+
+
+def usage_of_pods(body: bytes) -> Generator[None, None, dict[str, list[NodeSample]]]:
+    """The entries of both metrics of pods, by `NAMESPACE/NAME`; yields between parts. `BadInput` for no such list.
+
+    A pod of which a container has no usage has none.
+    """
+    entries: dict[str, list[NodeSample]] = {metric: [] for metric in POD_METRICS}
+    for number, pod in enumerate(_decode_pods(body), 1):
+        try:
+            at, window_s = parse_timestamp(pod.timestamp), _parse_window_s(pod.window)
+            usage = [container.usage for container in pod.containers or ()]
+            totals = [
+                sum(quantity.parse(str(getattr(each, resource))) for each in usage)
+                for resource in ("cpu", "memory")
+            ]
+        except ValueError:
+            continue
+        name = f"{pod.metadata.namespace}/{pod.metadata.name}"
+        for metric, total in zip(POD_METRICS, totals, strict=True):
+            entries[metric].append((name, Sample(total, at, window_s)))
+        if not number % _STRIDE:
+            yield
+    return entries
 
 
 def by_metric(

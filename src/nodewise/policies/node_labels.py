@@ -332,6 +332,9 @@ VERDICT_LABEL_PREFIX: Final = "policy.nodewise.node-restriction.kubernetes.io/"
 
 The admission plugin NodeRestriction of the API server keeps kubelets from writing labels of this domain."""
 
+PREFERENCE_SUFFIX: Final = ".preference"
+"""The end of the keys of labels with the classes of a policy (`preference_classes`), after the uid."""
+
 ManagedFieldsEntry = dict[str, Any]
 """One entry of managedFields."""
 
@@ -396,7 +399,7 @@ def _is_verdict_label(key: str, value: str = "") -> bool:  # noqa: ARG001 - as f
 POLICY_LABELS: Final = LabelOwner(FIELD_MANAGER, _may_be_policy_label, False, "nodes_to_label")
 """The owner of the labels that policies name."""
 VERDICT_LABELS: Final = LabelOwner("nodewise-native", _is_verdict_label, True, "native_nodes_to_label")
-"""The owner of the labels with the verdicts of policies."""
+"""The owner of the labels with the verdicts of policies, and with their classes of preference."""
 
 
 def transfer_ownership(

@@ -255,6 +255,8 @@ class Policy(msgspec.Struct, frozen=True):
     """A message about what is beyond a budget of the namespace (`policy_budgets`); empty for nothing."""
     no_verdict_label: str = ""
     """Why native mode has no space for its node label (`policy_budgets`); empty if it has, or does not need it."""
+    no_preference_label: bool = False
+    """Whether native mode has no space for the node label with the classes of its preferences (`policy_budgets`)."""
     not_enforced: str = ""
     """Why the whole policy has no effect; empty if it has."""
     uid: str = ""

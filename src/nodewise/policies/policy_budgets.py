@@ -36,16 +36,17 @@ from nodewise.policies.options import TelemetryOptions
 from nodewise.policies.placement_policy import Policy, PolicyKey, PolicyKind
 from nodewise.policies.placement_policy_fields import VIOLATING
 from nodewise.policies.policy_selection import SYSTEM_NAMESPACE
-from nodewise.policies.verdict_labels import label_key
+from nodewise.policies.verdict_labels import label_key, preference_label_key
 
 MAX_NODE_LABEL_BYTES: Final = 16 * 1024
 """Keys and values of all labels of nodewise on a node."""
 MAX_NAMESPACE_LABELS: Final = 64
 """Different labels that the policies of one namespace name."""
 MAX_NAMESPACE_KEYS: Final = 10
-"""Labels with verdicts for one namespace. Each policy that selects a pod adds more than 1 ms to the pod's creation."""
+"""Labels with verdicts or preferences for one namespace, verdicts first. Each policy that selects a pod adds more than
+1 ms to the pod's creation."""
 MAX_CLUSTER_KEYS: Final = 20
-"""Labels with verdicts of ClusterPlacementPolicies."""
+"""Labels with verdicts or preferences of ClusterPlacementPolicies."""
 _MAX_NAMED: Final = 3
 """Labels that a message names."""
 
@@ -62,7 +63,8 @@ class _Request(NamedTuple):
 class _Requests(NamedTuple):
     """The labels that the policies of a namespace request, in the order in which they are admitted."""
 
-    verdicts: Sequence[_Request]
+    native: Sequence[_Request]
+    """Those with verdicts, and then those with preferences."""
     others: Sequence[_Request]
 
 
@@ -72,9 +74,10 @@ _Admitted = set[tuple[PolicyKey, str]]
 def enforce_node_label_budget(
     by_namespace: Mapping[str, Sequence[Policy]], *, native_mode: bool
 ) -> Iterator[list[Policy]]:
-    """The policies of each namespace, in order, with `over_budget` and `no_verdict_label` for labels beyond the budget.
+    """The policies of each namespace, in order, with `over_budget`, `no_verdict_label` and `no_preference_label` for
+    labels beyond the budget.
 
-    Labels with verdicts are requested in native mode only.
+    Labels with verdicts and preferences are requested in native mode only.
     """
     requests = {
         namespace: _requests(policies, native_mode=native_mode)
@@ -91,6 +94,16 @@ def has_verdict_label(policy: Policy) -> bool:
     return bool(policy.avoid and policy.uid) and policy_selection.has_labels(policy)
 
 
+def has_preference_label(policy: Policy) -> bool:
+    """The same for the label with the classes of its preferences."""
+    return bool(policy.prefer and policy.uid) and policy_selection.has_labels(policy)
+
+
+def _preference_request(policy: Policy) -> _Request:
+    key = preference_label_key(policy.uid)
+    return _Request(policy, key, len(key) + 1)
+
+
 def verdict_label_bytes(key: str) -> int:
     """The bytes of a label with a verdict."""
     return len(key) + len(VIOLATING)
@@ -103,6 +116,8 @@ def free_bytes(policies: Iterable[Policy]) -> int:
         used += sum(node_labels.requested_labels(policy).values())
         if has_verdict_label(policy) and not policy.no_verdict_label:
             used += verdict_label_bytes(label_key(policy.uid))
+        if has_preference_label(policy) and not policy.no_preference_label:
+            used += _preference_request(policy).size
     return MAX_NODE_LABEL_BYTES - used
 
 
@@ -135,16 +150,17 @@ def _most_keys(namespace: str) -> int:
 
 def _requests(policies: Sequence[Policy], *, native_mode: bool) -> _Requests:
     """All requests of one namespace, also those beyond its own limits."""
-    verdicts = []
-    others: list[_Request] = []
-    for policy in policies:
-        if native_mode and has_verdict_label(policy):
+    verdicts, others = [], []
+    by_age = sorted(policies, key=lambda policy: (policy.created, policy.key)) if native_mode else ()
+    preferences = [_preference_request(policy) for policy in by_age if has_preference_label(policy)]
+    for policy in by_age:
+        if has_verdict_label(policy):
             key = label_key(policy.uid)
             verdicts.append(_Request(policy, key, verdict_label_bytes(key)))
+    for policy in policies:
         for key, size in node_labels.requested_labels(policy).items():
             others.append(_Request(policy, key, size))
-    verdicts.sort(key=lambda request: (request.policy.created, request.policy.key))
-    return _Requests(verdicts, others)
+    return _Requests([*verdicts, *preferences], others)
 
 
 def _admit_fairly(requests: Mapping[str, _Requests]) -> _Admitted:
@@ -152,11 +168,11 @@ def _admit_fairly(requests: Mapping[str, _Requests]) -> _Admitted:
     admitted: _Admitted = set()
     free = MAX_NODE_LABEL_BYTES
     queues: dict[str, list[_Request]] = {}
-    for namespace, (verdicts, others) in requests.items():
+    for namespace, (native, others) in requests.items():
         if namespace:
-            queues[namespace] = [*verdicts[:MAX_NAMESPACE_KEYS], *others[:MAX_NAMESPACE_LABELS]]
+            queues[namespace] = [*native[:MAX_NAMESPACE_KEYS], *others[:MAX_NAMESPACE_LABELS]]
             continue
-        for request in verdicts[:MAX_CLUSTER_KEYS]:
+        for request in native[:MAX_CLUSTER_KEYS]:
             admitted.add((request.policy.key, request.key))
             free -= request.size
         queues[namespace] = list(others)
@@ -184,7 +200,9 @@ class _Refusals:
         self._requests = requests
         self._admitted = admitted
         self._positions = {
-            request.policy.key: number for number, request in enumerate(requests.verdicts, start=1)
+            request.policy.key: number
+            for number, request in enumerate(requests.native, start=1)
+            if request.key == label_key(request.policy.uid)
         }
         """Of the policies with verdict labels."""
         sizes = [
@@ -208,6 +226,18 @@ class _Refusals:
         if policy.key in self._positions and not is_admitted:
             why = f"native mode does not enforce it: {self._describe_missing_verdict(policy)}"
             policy = msgspec.structs.replace(policy, no_verdict_label=why)
+        if any(
+            request.policy.key == policy.key and (policy.key, request.key) not in self._admitted
+            for request in self._requests.native
+            if request.key != label_key(request.policy.uid)
+        ):
+            limit = _most_keys(self._namespace)
+            why = (
+                f"prefer has no effect in native mode: at most {limit} labels with verdicts or preferences of"
+                f" {self._describe_scope()} are within the budget of a node; verdicts and older policies come first"
+            )
+            texts = filter(None, [policy.over_budget, why])
+            policy = msgspec.structs.replace(policy, over_budget="; ".join(texts), no_preference_label=True)
         return policy
 
     def _describe_excess(self) -> str:
@@ -221,8 +251,11 @@ class _Refusals:
         policies = f"the policies of namespace {namespace}" if namespace else "the ClusterPlacementPolicies"
         return f"{policies} request {excess}, and older policies come first"
 
+    def _describe_scope(self) -> str:
+        return f"namespace {self._namespace}" if self._namespace else "the cluster"
+
     def _describe_missing_verdict(self, policy: Policy) -> str:
-        scope = f"namespace {self._namespace}" if self._namespace else "the cluster"
+        scope = self._describe_scope()
         position = self._positions[policy.key]
         limit = _most_keys(self._namespace)
         text = f"it is policy {position} of {scope} that avoids nodes"

@@ -477,7 +477,9 @@ def combine_ranks(ranks: Sequence[Ranks], weights: Sequence[int]) -> Ranks:
     """
     if len(ranks) == 1:
         return ranks[0]
-    places = [np.where(each >= 0, _places(each) / max(int((each >= 0).sum()) - 1, 1), 1.0) for each in ranks]
+    places = [
+        np.where(each >= 0, count_better(each) / max(int((each >= 0).sum()) - 1, 1), 1.0) for each in ranks
+    ]
     mean = np.average(places, axis=0, weights=weights)
     combined = np.full(len(mean), -1, np.int64)
     measured = np.flatnonzero(np.logical_or.reduce([each >= 0 for each in ranks]))
@@ -500,7 +502,7 @@ def scores_of_avoided(ranks: Ranks | None, rejections: Sequence[NDArray[np.bool_
     return np.where(is_best, np.maximum(scores_from_ranks(best), 1), 0)
 
 
-def _places(ranks: Ranks) -> NDArray[np.int64]:
+def count_better(ranks: Ranks) -> NDArray[np.int64]:
     """How many measured candidates have a better value than each candidate, given their dense ranks."""
     measured = ranks >= 0
     shares = np.bincount(ranks[measured], minlength=1)
@@ -514,7 +516,7 @@ def scores_from_ranks(ranks: Ranks) -> NDArray[np.int64]:
     count = int(measured.sum())
     if not count:
         return np.zeros(len(ranks), np.int64)
-    rank = _places(ranks)
+    rank = count_better(ranks)
     if count <= _STEPWISE:
         scores = MAX_SCORE - rank
     else:

@@ -130,6 +130,8 @@ class TelemetryState(NamedTuple):
     """Whether its admission policies are installed; False where they are not watched, as in the extender."""
     own_values: Mapping[str, bool] = {}
     """By key of a metric with a response, whether one of these nodes has a fresh value; only with shards."""
+    period_s: float = _SYNC_PERIOD_S
+    """The refresh period."""
     device_metrics: MetricsSnapshot = MetricsSnapshot()
     """The metrics of device rules."""
     max_ages: MaxAges = MaxAges(60.0, follows_samples=True)
@@ -146,7 +148,7 @@ class TelemetryStateBuilder(StateBuilder[TelemetryState]):
     def __init__(
         self, options: TelemetryOptions, max_age_s: float, sync_period_s: float = _SYNC_PERIOD_S
     ) -> None:
-        self._failing_s = _FAILING_PERIODS * sync_period_s
+        self._period_s = sync_period_s
         self._max_age_s = max_age_s
         self._trust = NamespaceTrust(options, max_age_s)
         self._budgets = NamespaceBudgets(options)
@@ -264,6 +266,7 @@ class TelemetryStateBuilder(StateBuilder[TelemetryState]):
             self._native_mode,
             self._has_native_admission,
             own_values,
+            self._period_s,
             device_metrics,
             self._max_ages,
         )
@@ -549,7 +552,7 @@ class TelemetryStateBuilder(StateBuilder[TelemetryState]):
         return {
             key: metrics.causes[key]
             for key in sorted(keys & metrics.causes.keys() & metrics.series.keys())
-            if cluster_state.now - metrics.series[key].fetched_at > self._failing_s
+            if cluster_state.now - metrics.series[key].fetched_at > _FAILING_PERIODS * self._period_s
             and metrics.causes[key].reason != "IncompleteAnswer"
         }
 

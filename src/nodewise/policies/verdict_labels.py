@@ -14,7 +14,7 @@ from typing import Final, NamedTuple
 import msgspec
 import numpy as np
 
-from nodewise.policies.node_labels import VERDICT_LABEL_PREFIX, LabelColumn
+from nodewise.policies.node_labels import PREFERENCE_SUFFIX, VERDICT_LABEL_PREFIX, LabelColumn
 from nodewise.policies.placement_policy import Policy
 from nodewise.policies.placement_policy_fields import VIOLATING
 from nodewise.policies.rule_evaluation import Codes
@@ -40,6 +40,11 @@ class LabelledPolicy(NamedTuple):
 def label_key(uid: str) -> str:
     """The key of the label of a policy. It follows from the policy alone, so that pods keep it if the rules change."""
     return VERDICT_LABEL_PREFIX + uid
+
+
+def preference_label_key(uid: str) -> str:
+    """The key of the label with the classes of preference of a policy (`preference_classes`)."""
+    return f"{VERDICT_LABEL_PREFIX}{uid}{PREFERENCE_SUFFIX}"
 
 
 def rejects_missing(policy: Policy) -> bool:
@@ -187,7 +192,8 @@ def verdict_requirements(spec: NodeConstraints) -> tuple[VerdictRequirement, ...
     needs_ok: dict[tuple[str, bool], bool] = {}
     for key, is_ok_needed, is_preferred in requirements:
         known = (key, is_preferred)
-        if key.startswith(VERDICT_LABEL_PREFIX) and (known in needs_ok or len(needs_ok) < MAX_KEYS):
+        is_verdict = key.startswith(VERDICT_LABEL_PREFIX) and not key.endswith(PREFERENCE_SUFFIX)
+        if is_verdict and (known in needs_ok or len(needs_ok) < MAX_KEYS):
             needs_ok[known] = needs_ok.get(known, False) or is_ok_needed
     return tuple(VerdictRequirement(key, ok, is_preferred) for (key, is_preferred), ok in needs_ok.items())
 
@@ -195,3 +201,13 @@ def verdict_requirements(spec: NodeConstraints) -> tuple[VerdictRequirement, ...
 def required_verdicts(spec: NodeConstraints) -> list[VerdictRequirement]:
     """The requirements of a pod, without those that it only prefers."""
     return [requirement for requirement in verdict_requirements(spec) if not requirement.is_preferred]
+
+
+def preferred_class_keys(spec: NodeConstraints) -> tuple[str, ...]:
+    """The keys of the labels with classes of policies that a pod prefers, each once, up to `MAX_KEYS`."""
+    keys = dict.fromkeys(
+        expression.key
+        for expression, is_preferred in _expressions(spec.affinity)
+        if is_preferred and expression.key.startswith(VERDICT_LABEL_PREFIX)
+    )
+    return tuple(key for key in keys if key.endswith(PREFERENCE_SUFFIX))[:MAX_KEYS]

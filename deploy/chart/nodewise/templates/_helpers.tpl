@@ -44,7 +44,7 @@ app.kubernetes.io/component: {{ .part }}
 {{/* The agents of the extender, separated by commas, in the order in which they are asked. */}}
 {{- define "nodewise.agents" -}}
 {{- $on := list -}}
-{{- range list "telemetry" "gpu" "safe" "congestion" "pigeon" "learned" -}}
+{{- range list "telemetry" "gpu" "load" "safe" "congestion" "pigeon" "learned" -}}
 {{- if and (index $.Values.agents .).enabled (not (and (eq . "telemetry") (include "nodewise.controller" $))) -}}
 {{- $on = append $on . }}{{ end -}}
 {{- end -}}

@@ -39,14 +39,14 @@ class GpuKind(ControllerKind):
     node_fields = DeferredType("nodewise.agents.gpu.node_gpus", "GpuNode")
 
     def watched(self, options: GpuOptions) -> tuple[Watched, ...]:
-        """Nodes, pods, allocation records and devices of DRA drivers.
+        """Nodes, pods, allocation records, and devices of DRA drivers with the claims that have them.
 
         Pods without GPUs only for their CPU, if the placement needs it.
         """
-        from nodewise.agents.gpu import missing_gpus, state, typical_pods
+        from nodewise.agents.gpu import state, typical_pods
         from nodewise.agents.gpu.gpu_pod_fields import AllocatedPod
-        from nodewise.devices import resource_claims, resource_slices
-        from nodewise.kube.resource_kinds import DEVICE_CLASSES, RESOURCE_SLICES
+        from nodewise.devices import device_inventory, resource_claims, resource_slices
+        from nodewise.kube.resource_kinds import DEVICE_CLASSES, RESOURCE_CLAIMS, RESOURCE_SLICES
 
         keep = state.reduce_non_gpu_pod_to_cpu if options.placement == "fragmentation" else state.keep_gpu_pod
         return (
@@ -67,17 +67,24 @@ class GpuKind(ControllerKind):
                 selectors={"fieldSelector": f"metadata.name={typical_pods.NAME}"},
             ),
             Watched(
-                missing_gpus.DEVICE_CLASSES,
+                device_inventory.DEVICE_CLASSES,
                 DEVICE_CLASSES,
                 resource_claims.DeviceClassObject,
                 keep=resource_claims.parse_device_class,
                 is_optional=True,
             ),
             Watched(
-                missing_gpus.RESOURCE_SLICES,
+                device_inventory.RESOURCE_SLICES,
                 RESOURCE_SLICES,
                 resource_slices.ResourceSliceObject,
                 keep=resource_slices.parse_resource_slice,
+                is_optional=True,
+            ),
+            Watched(
+                device_inventory.RESOURCE_CLAIMS,
+                RESOURCE_CLAIMS,
+                resource_claims.ResourceClaimObject,
+                keep=resource_claims.parse_resource_claim,
                 is_optional=True,
             ),
         )

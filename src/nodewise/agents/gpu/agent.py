@@ -13,7 +13,7 @@ GPUs of every container, including sidecars and init containers. Free sub-device
 the same pod on the same node gets the same ones. Source: GPU Aware Scheduling 0.5.6, `pkg/gpuscheduler/scheduler.go`.
 """
 
-from collections.abc import Generator, Mapping, Sequence
+from collections.abc import Generator, Iterable, Mapping, Sequence
 from typing import Any, Final, Literal, NamedTuple
 
 import msgspec
@@ -45,14 +45,13 @@ from nodewise.agents.gpu import (
 )
 from nodewise.agents.gpu import placement_strategies as placements
 from nodewise.agents.gpu import pod_gpu_requests as demands
-from nodewise.agents.gpu.allocation_record import NO_RECORD, Reservation
+from nodewise.agents.gpu.allocation_record import NO_RECORD, ContainerRequest, Reservation
 from nodewise.agents.gpu.fit import FitResult, build_details, fit
 from nodewise.agents.gpu.gpu_arrays import ABSENT, GpuLayout, GpuUsage, Mask
 from nodewise.agents.gpu.gpu_node_labels import MOST_SUBDEVICES
 from nodewise.agents.gpu.gpu_pod_fields import GPU_NUMBERS, GPUS, SUBDEVICES, AllocatedPod, GpuPod, cpu_milli
 from nodewise.agents.gpu.gpu_rejection_reasons import RejectionKind
 from nodewise.agents.gpu.gpu_selection import GpuOrder
-from nodewise.agents.gpu.missing_gpus import LEFT_TO_SCHEDULER, MissingGpusOfNodes
 from nodewise.agents.gpu.node_gpus import NodeGpus
 from nodewise.agents.gpu.options import GpuOptions
 from nodewise.agents.gpu.placement_strategies import PlacementInputs
@@ -205,7 +204,7 @@ class GpuAgent(
         verdict, fitted = _fit_demand_to_candidates(agent_state.layout, rows, demand, order)
         verdict = self._empty_node_fits.mark_unresolvable(verdict, agent_state.layout, rows, demand, inputs)
         verdict = _reject_unknown_nodes(verdict, candidates)
-        verdict = _explain_missing_gpus(verdict, candidates, agent_state.missing, demand)
+        verdict = self._explain_nodes_without_gpus(verdict, candidates, agent_state, demand)
         if not fitted.preferred.any():
             return verdict
         over = (verdict.codes == 0) & (fitted.codes == 0) & ~fitted.preferred
@@ -253,8 +252,8 @@ class GpuAgent(
         layout = gpu_arrays.build_layout(left, numbers, self._profile.subdevices)
         order = placements.cheapest_gpu_order(self._placement_inputs, demand)
         verdict, _ = _fit_demand_to_candidates(layout, numbers[:-1], demand, order)
-        return _explain_missing_gpus(
-            _reject_unknown_nodes(verdict, candidates), candidates, agent_state.missing, demand
+        return self._explain_nodes_without_gpus(
+            _reject_unknown_nodes(verdict, candidates), candidates, agent_state, demand
         )
 
     def bind(  # complexity: one branch for each refusal
@@ -264,7 +263,10 @@ class GpuAgent(
         demand, agent_state = self.demand_of(pod), self.state(snapshot)
         if not demand.wants_gpus:
             return None
-        if agent_state is not None and agent_state.missing.is_left_to_scheduler(snapshot.nodes, node):
+        if (
+            agent_state is not None
+            and self._left_to_scheduler(demand, agent_state, snapshot.nodes.named([node]))[0]
+        ):
             return None
         if agent_state is None:
             return _refusal_with_older_text(gpu_rejection_reasons.GpuStateNotReady())
@@ -294,6 +296,39 @@ class GpuAgent(
     def export(self, state: GpuState, query: Mapping[str, str]) -> Generator[None, None, bytes]:
         """The allocations of all nodes, as JSON."""
         return export_state(state, query)
+
+    def _left_to_scheduler(self, demand: Demand, agent_state: GpuState, candidates: Names) -> Mask:
+        """By candidate, whether kube-scheduler allocates GPUs of the pod there itself.
+
+        A pod that is invalid everywhere is left nowhere; it is unknown what another invalid pod requests.
+        """
+        if demand.problem is not None:
+            requested: Iterable[str] = () if demand.problem.at_once else self._profile.counts
+        else:
+            containers: Iterable[ContainerRequest] = (*demand.containers, *demand.init_containers)
+            requested = {resource for container in containers for resource in container.per_gpu}
+        return agent_state.dra.left(requested, candidates.numbers)
+
+    def _explain_nodes_without_gpus(
+        self, verdict: Verdict, candidates: Names, agent_state: GpuState, demand: Demand
+    ) -> Verdict:
+        """The verdict in which the reason of each node without GPUs says what was found there.
+
+        Nodes whose GPUs kube-scheduler allocates itself pass.
+        """
+        left = self._left_to_scheduler(demand, agent_state, candidates)
+        if left.any():
+            verdict = replace(verdict, codes=np.where(left, np.int16(0), verdict.codes))
+        plain, missing = gpu_rejection_reasons.NoGpus(), agent_state.missing
+        if plain not in verdict.reasons:
+            return verdict
+        at = np.flatnonzero(verdict.codes == verdict.reasons.index(plain) + 1)
+        causes = missing.codes[candidates.numbers[at]]
+        codes, reasons = verdict.codes.copy(), list(verdict.reasons)
+        for cause in np.unique(causes[causes > 0]).tolist():
+            reasons.append(gpu_rejection_reasons.NoGpus(*missing.reasons[cause][:2]))
+            codes[at[causes == cause]] = len(reasons)
+        return replace(verdict, codes=codes, reasons=tuple(reasons))
 
     def _placement_inputs_of(self, agent_state: GpuState) -> PlacementInputs:
         """The current inputs of placements; a file of typical pods takes precedence over the histogram."""
@@ -374,28 +409,6 @@ def _reject_unknown_nodes(verdict: Verdict, candidates: Names) -> Verdict:
         return verdict
     codes = np.where(strange, np.int16(len(verdict.reasons) + 1), verdict.codes)
     return replace(verdict, codes=codes, reasons=(*verdict.reasons, gpu_rejection_reasons.UnknownNode()))
-
-
-def _explain_missing_gpus(
-    verdict: Verdict, candidates: Names, missing: MissingGpusOfNodes, demand: Demand
-) -> Verdict:
-    """The verdict in which the reason of each node without GPUs says what was found there.
-
-    Nodes whose GPUs kube-scheduler allocates itself pass, unless the pod is invalid everywhere.
-    """
-    left = missing.codes[candidates.numbers] == LEFT_TO_SCHEDULER
-    if left.any() and (demand.problem is None or not demand.problem.at_once):
-        verdict = replace(verdict, codes=np.where(left, np.int16(0), verdict.codes))
-    plain = gpu_rejection_reasons.NoGpus()
-    if plain not in verdict.reasons:
-        return verdict
-    at = np.flatnonzero(verdict.codes == verdict.reasons.index(plain) + 1)
-    causes = missing.codes[candidates.numbers[at]]
-    codes, reasons = verdict.codes.copy(), list(verdict.reasons)
-    for cause in np.unique(causes[causes > 0]).tolist():
-        reasons.append(gpu_rejection_reasons.NoGpus(*missing.reasons[cause][:2]))
-        codes[at[causes == cause]] = len(reasons)
-    return replace(verdict, codes=codes, reasons=tuple(reasons))
 
 
 def _node_without_pods(

@@ -2,25 +2,19 @@
 
 The texts become reasons of rejections, so there are few different ones. They contain names of resources and labels of
 known vendors, and never values of the node.
-
-Since Kubernetes 1.36 a pod can request devices of a driver for Dynamic Resource Allocation (DRA) by an extended
-resource, which a DeviceClass names in `spec.extendedResourceName` (KEP-5004). A node with such devices has no
-allocatable amount of the resource. kube-scheduler allocates the devices itself, so the gpu agent leaves these nodes to
-it. Source: Kubernetes 1.37 `pkg/scheduler/framework/plugins/helper/resource_requests.go`, ShouldDelegateResourceToDRA.
 """
 
 import re
 from collections.abc import Generator, Mapping
-from typing import Any, Final, NamedTuple
+from typing import Final, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from nodewise.agent import NodeIndex, ObjectKey
+from nodewise.agent import NodeIndex
 from nodewise.agents.gpu.gpu_node_labels import LONGEST_NAME
 from nodewise.agents.gpu.vendor_resource_names import PROFILES, ResourceProfile
 from nodewise.base.errors import truncate
-from nodewise.devices import resource_claims
 
 ANNOTATION: Final = "nodewise.io/gpu-cards"
 _VENDORS: Final = re.compile(
@@ -98,21 +92,15 @@ class MissingGpusOfNodes(NamedTuple):
     """Why nodes have no GPUs."""
 
     codes: NDArray[np.int16]
-    """(N+1), by node number: an index into `reasons`, or `LEFT_TO_SCHEDULER`; 0 for unknown nodes and with GPUs."""
+    """(N+1), by node number: an index into `reasons`; 0 for unknown nodes and with GPUs."""
     reasons: tuple[MissingGpus, ...]
     """Without words, then the different ones."""
 
     def of(self, index: NodeIndex, node: str) -> MissingGpus:
         """The reason of one node."""
-        return self.reasons[max(int(self.codes[index.numbers([node])[0]]), 0)]
-
-    def is_left_to_scheduler(self, index: NodeIndex, node: str) -> bool:
-        """Whether kube-scheduler allocates the GPUs of a node itself."""
-        return bool(self.codes[index.numbers([node])[0]] == LEFT_TO_SCHEDULER)
+        return self.reasons[int(self.codes[index.numbers([node])[0]])]
 
 
-LEFT_TO_SCHEDULER: Final = -1
-"""The code of nodes whose GPUs kube-scheduler allocates itself."""
 NO_NODES: Final = MissingGpusOfNodes(np.zeros(1, np.int16), (MissingGpus(),))
 
 
@@ -125,14 +113,6 @@ class MissingGpusTable:
         self._index = NodeIndex()
         self._table = NO_NODES
         self._is_changed = False
-        self._without_devices: set[str] = set()
-        self._dra: frozenset[str] | None = None
-
-    def put_without_devices(self, node: str, *, is_without: bool) -> None:
-        """Set whether no resource of a node counts GPUs."""
-        if is_without != (node in self._without_devices):
-            self._is_changed = True
-            (self._without_devices.add if is_without else self._without_devices.discard)(node)
 
     def put(self, node: str, missing: MissingGpus | None) -> None:
         """Add, replace or (with None, or without words) remove a node."""
@@ -142,14 +122,9 @@ class MissingGpusTable:
             self._by_node[node] = self._texts.setdefault(missing, missing)
             self._is_changed = True
 
-    def by_number(  # complexity: one branch for each kind of node
-        self, index: NodeIndex, dra: frozenset[str] | None
-    ) -> Generator[None, None, MissingGpusOfNodes]:
-        """The reasons by node number; `dra` are the nodes with devices of a DRA driver, None without such a driver.
-
-        With a driver a node that is labelled as having GPUs counts as well: kube-scheduler rejects it if it has none.
-        """
-        if index is self._index and not self._is_changed and dra == self._dra:
+    def by_number(self, index: NodeIndex) -> Generator[None, None, MissingGpusOfNodes]:
+        """The reasons by node number."""
+        if index is self._index and not self._is_changed:
             return self._table
         known, codes = list(index.known), np.zeros(len(index.known) + 1, np.int16)
         reasons: dict[MissingGpus, int] = {MissingGpus(): 0}
@@ -157,32 +132,8 @@ class MissingGpusTable:
             yield
             for number, name in enumerate(known[start : start + _STRIDE], start):
                 missing = self._by_node.get(name, MissingGpus())
-                has_devices = dra is not None and (missing.is_labelled or name in dra)
-                if has_devices and name in self._without_devices:
-                    codes[number] = LEFT_TO_SCHEDULER
-                elif missing in reasons or len(reasons) < _MOST_REASONS:
+                if missing in reasons or len(reasons) < _MOST_REASONS:
                     codes[number] = reasons.setdefault(missing, len(reasons))
         self._texts = {missing: missing for missing in self._by_node.values()}
         self._table, self._index, self._is_changed = MissingGpusOfNodes(codes, tuple(reasons)), index, False
-        self._dra = dra
         return self._table
-
-
-DEVICE_CLASSES: Final = "device_classes"
-RESOURCE_SLICES: Final = "resource_slices"
-"""Keys of `ClusterState.objects`."""
-
-
-def dra_node_names(
-    objects: Mapping[str, Mapping[ObjectKey, Any]], counts: tuple[str, ...]
-) -> Generator[None, None, frozenset[str] | None]:
-    """The nodes with devices of a driver; None if no class names a counting resource."""
-    classes = objects.get(DEVICE_CLASSES, {}).values()
-    if not any(resource_claims.class_of_resource(classes, resource) for resource in counts):
-        return None
-    names = set()
-    for number, resource_slice in enumerate(objects.get(RESOURCE_SLICES, {}).values()):
-        names.add(resource_slice.scope.node)
-        if number % _STRIDE == 0:
-            yield
-    return frozenset(names - {""})

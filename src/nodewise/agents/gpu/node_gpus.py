@@ -15,6 +15,7 @@ same holds for a node with GPUs of several kinds, such as `i915` and `xe`, where
 
 import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
+from functools import lru_cache
 from typing import Any, Final, NamedTuple
 
 import msgspec
@@ -383,6 +384,8 @@ class NodeGpus(NamedTuple):
     """Messages about invalid input."""
     unplaced: frozenset[str] = frozenset()
     """Counting resources of which it is not known which GPUs have them (`place_units_of_held_gpus`)."""
+    allocatable: frozenset[str] = frozenset()
+    """Counting resources with an allocatable amount."""
     missing: MissingGpus = MissingGpus()
     """What was looked for and what the node has, if it has no GPUs."""
 
@@ -390,8 +393,7 @@ class NodeGpus(NamedTuple):
 def parse_node_gpus(node: GpuNode, profile: ResourceProfile) -> NodeGpus:
     """Parse the GPUs of a node. The order of its labels does not matter."""
     notes = _Notes()
-    labels = _decode_mapping(node.metadata.labels)
-    tags = {key: value for key, value in labels.items() if isinstance(value, str)}
+    tags = node_labels(node)
     resources = _decode_mapping(node.status.allocatable)
     by_name, unplaced = _find_gpus(node, tags, resources, profile, notes)
     capacity = _capacity_by_resource(by_name, profile, notes)
@@ -420,8 +422,15 @@ def parse_node_gpus(node: GpuNode, profile: ResourceProfile) -> NodeGpus:
         links=links,
         problems=notes.texts(),
         unplaced=unplaced,
+        allocatable=notes.allocatable,
         missing=missing,
     )
+
+
+def node_labels(node: GpuNode) -> dict[str, str]:
+    """The labels of a node."""
+    labels = _decode_mapping(node.metadata.labels)
+    return {key: value for key, value in labels.items() if isinstance(value, str)}
 
 
 def place_units_of_held_gpus(gpus: NodeGpus, amounts: Mapping[str, Mapping[str, int]]) -> NodeGpus:
@@ -456,6 +465,8 @@ class _Notes:
         self._texts: dict[str, None] = {}
         self.limit = ""
         """The limit because of which the node has no GPUs."""
+        self.allocatable: frozenset[str] = frozenset()
+        """The counting resources with an allocatable amount."""
         self.unclear = ""
         """The label or annotation because of which it is not known which GPUs the node has."""
 
@@ -493,6 +504,10 @@ def _positive_amounts(
     return result
 
 
+_shared_set = lru_cache(64)(frozenset[str])
+"""The same object for nodes with the same resources."""
+
+
 def _find_gpus(
     node: GpuNode,
     tags: Mapping[str, str],
@@ -504,6 +519,7 @@ def _find_gpus(
     annotations = node.metadata.annotations or NodeAnnotations()
     positive = _positive_amounts(resources, profile, "allocatable", notes)
     counting = {resource: positive[resource] for resource in sorted(profile.counts) if resource in positive}
+    notes.allocatable = _shared_set(tuple(counting))
     amounts = AllocatableAmounts(
         counting,
         {resource: amount for resource, amount in positive.items() if resource not in counting},

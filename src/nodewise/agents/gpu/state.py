@@ -27,28 +27,31 @@ from nodewise.agents.gpu import (
     fragmentation,
     gpu_arrays,
     gpu_pod_fields,
-    missing_gpus,
     node_allocations,
     node_gpus,
     typical_pods,
 )
 from nodewise.agents.gpu.allocation_record import AllocationRecord
+from nodewise.agents.gpu.dra_nodes import NO_DRA_NODES, DraNodes, DraNodeTable
 from nodewise.agents.gpu.fragmentation import NO_WORKLOAD, WorkloadTables
 from nodewise.agents.gpu.gpu_arrays import GpuLayout, ResourceCap
 from nodewise.agents.gpu.gpu_pod_fields import AllocatedMetadata, AllocatedPod, cpu_milli
-from nodewise.agents.gpu.missing_gpus import (
-    DEVICE_CLASSES,
-    NO_NODES,
-    RESOURCE_SLICES,
-    MissingGpusOfNodes,
-    MissingGpusTable,
-)
+from nodewise.agents.gpu.missing_gpus import NO_NODES, MissingGpusOfNodes, MissingGpusTable
 from nodewise.agents.gpu.node_allocations import NodeAllocations, PodIndex
 from nodewise.agents.gpu.node_gpus import GpuNode, NodeGpus
 from nodewise.agents.gpu.typical_pods import DemandConfigMap
 from nodewise.agents.gpu.vendor_resource_names import ResourceProfile
 from nodewise.base import quantity
 from nodewise.base.errors import UNREADABLE
+from nodewise.devices.device_inventory import (
+    DEVICE_CLASSES,
+    NO_INVENTORY,
+    RESOURCE_CLAIMS,
+    RESOURCE_SLICES,
+    DeviceInventory,
+    DeviceInventoryBuilder,
+)
+from nodewise.devices.resource_claims import DeviceClass
 from nodewise.kube.pod_requests import HoldingSpec, RequestedResources, RequestingContainer
 
 Cpu = NDArray[np.int64]
@@ -227,13 +230,21 @@ class GpuState(NamedTuple):
     """The tables of typical pods."""
     missing: MissingGpusOfNodes = NO_NODES
     """Why nodes have no GPUs."""
+    devices: DeviceInventory = NO_INVENTORY
+    """The devices of DRA drivers, and the claims that have them."""
+    device_classes: Mapping[str, DeviceClass] = {}
+    """By name."""
+    dra: DraNodes = NO_DRA_NODES
+    """The nodes whose counted GPUs kube-scheduler allocates itself."""
 
 
 class GpuStateBuilder(AllocationStateBuilder[GpuState]):
     """Builds the state, and caches parsed objects and the layout."""
 
     inputs = Inputs(
-        frozenset({PODS, ALLOCATION_RECORDS, DEMAND_CONFIGMAP, DEVICE_CLASSES, RESOURCE_SLICES}),
+        frozenset(
+            {PODS, ALLOCATION_RECORDS, DEMAND_CONFIGMAP, DEVICE_CLASSES, RESOURCE_SLICES, RESOURCE_CLAIMS}
+        ),
         node_objects=True,
         metrics=False,
     )
@@ -271,8 +282,8 @@ class GpuStateBuilder(AllocationStateBuilder[GpuState]):
         self._workload = NO_WORKLOAD
         self._index = NodeIndex()
         self._missing = MissingGpusTable()
-        self._dra: frozenset[str] | None = None
-        """The nodes with devices of a DRA driver; None if no DeviceClass names a counting resource."""
+        self._devices = DeviceInventoryBuilder()
+        self._dra = DraNodeTable(self._profile.counts)
         self._rows: dict[str, int] = {}
         self._layout = gpu_arrays.build_layout((), np.zeros(1, np.intp), self._profile.subdevices)
 
@@ -300,10 +311,29 @@ class GpuStateBuilder(AllocationStateBuilder[GpuState]):
         yield from self._rebuild_typical_pods(
             cluster_state.objects.get(DEMAND_CONFIGMAP, {}), typical_pods.day_since_1970(cluster_state.now)
         )
-        if any(cluster_state.changes_of(name) for name in (DEVICE_CLASSES, RESOURCE_SLICES)):
-            self._dra = yield from missing_gpus.dra_node_names(cluster_state.objects, self._profile.counts)
-        missing = yield from self._missing.by_number(cluster_state.nodes, self._dra)
-        return GpuState(self._layout, self._rows, dict(self._nodes), pods, cpu_free, self._workload, missing)
+        devices = yield from self._devices.update(
+            cluster_state.changes_of(RESOURCE_SLICES), cluster_state.changes_of(RESOURCE_CLAIMS)
+        )
+        classes = cluster_state.objects.get(DEVICE_CLASSES, {})
+
+        def labels_of(node: str) -> Mapping[str, str]:
+            return node_gpus.node_labels(cluster_state.node_objects["", node])
+
+        dra = yield from self._dra.update(cluster_state.nodes, devices, classes.values(), labels_of)
+        missing = yield from self._missing.by_number(cluster_state.nodes)
+        by_name = {name: device_class for (_, name), device_class in classes.items()}
+        return GpuState(
+            self._layout,
+            self._rows,
+            dict(self._nodes),
+            pods,
+            cpu_free,
+            self._workload,
+            missing,
+            devices,
+            by_name,
+            dra,
+        )
 
     def apply_allocation_record(
         self, agent_state: GpuState, node: str, record: AllocationRecordLease | None
@@ -334,8 +364,8 @@ class GpuStateBuilder(AllocationStateBuilder[GpuState]):
                 self._gpus.pop(name, None)
             self._resource_cap.put(name, gpus)
             self._missing.put(name, gpus.missing if gpus is not None else None)
-            is_without = gpus is not None and gpus.capacity.keys().isdisjoint(self._profile.counts)
-            self._missing.put_without_devices(name, is_without=is_without)
+            offered = gpus or NodeGpus()
+            self._dra.put(name, offered.allocatable, is_labelled=offered.missing.is_labelled)
             self._free_cpu.node(name, change.new)
             self._dirty.add(name)
             yield

@@ -26,7 +26,7 @@ class Evaluation(NamedTuple):
     passing: int
     """How many of them pass."""
     explanation: Explanation
-    """Without scores: preferences have no effect in native mode."""
+    """Without scores: kube-scheduler compares classes of preference by labels, and knows no scores of nodewise."""
     shards: int = 1
     """The number of shards of all replicas."""
     own_shards: tuple[int, ...] = ()
@@ -64,7 +64,7 @@ class Evaluation(NamedTuple):
 
     @property
     def only_ranking(self) -> list[str]:
-        """Policies that only have preferences, which have no effect in native mode."""
+        """Policies that only have preferences."""
         scored = self.explanation.attempt.scored
         evidence = [rule for _, scores in scored.scores for rule in scores.evidence] if scored else []
         avoiding = {rule.policy for rule in evidence if rule.target is not None}

@@ -5,6 +5,7 @@ Policies are read also if kube-scheduler does not ask nodewise about the pod.
 
 import asyncio
 import re
+from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from itertools import islice
 from typing import Any, Final, NamedTuple
@@ -24,7 +25,7 @@ from nodewise.kube.resource_kinds import NAMESPACES as NAMESPACE_RESOURCE
 from nodewise.policies import policy_selection
 from nodewise.policies.agent import find_misspelt_policy_label
 from nodewise.policies.native_mode_admission import GATE
-from nodewise.policies.node_labels import VERDICT_LABEL_PREFIX, VERDICT_LABELS
+from nodewise.policies.node_labels import PREFERENCE_SUFFIX, VERDICT_LABEL_PREFIX, VERDICT_LABELS
 from nodewise.policies.options import TelemetryOptions
 from nodewise.policies.placement_policy import Policy, PolicyKey
 from nodewise.policies.policy_namespace_trust import NAMESPACES
@@ -32,11 +33,13 @@ from nodewise.policies.policy_objects import RESOURCES, PolicyObject, decode_sta
 from nodewise.policies.policy_selection import POLICY_LABEL, PodFields, SelectionIndex, named_by_label
 from nodewise.policies.policy_status import GOOD_STATUSES
 from nodewise.policies.policy_status_fields import PlacementPolicyStatus, StatusWithConditions
+from nodewise.policies.preference_classes import CLASS_VALUES
 from nodewise.policies.state import POLICIES
 from nodewise.policies.verdict_labels import (
     NodeConstraints,
     VerdictRequirement,
     label_key,
+    preferred_class_keys,
     verdict_requirements,
 )
 
@@ -126,6 +129,16 @@ class RequiredLabel(NamedTuple):
     """Why the policy rejects every node, has no effect, or keeps its last verdicts; empty if all is well."""
 
 
+class PreferredClasses(NamedTuple):
+    """The classes of a policy that the pod prefers. `-o json` prints it under these names."""
+
+    policy: str
+    """As decisions name it."""
+    label: str
+    nodes: tuple[int, ...]
+    """How many nodes are in each class, the best first; empty if nodes cannot be read."""
+
+
 class LabelledNode(NamedTuple):
     """A node with its labels of the pod's policies."""
 
@@ -135,6 +148,8 @@ class LabelledNode(NamedTuple):
     """In the order of the requirements; empty without the label."""
     written: str | None
     """When nodewise last changed such labels of the node, RFC 3339."""
+    classes: tuple[str, ...] = ()
+    """In the order of the preferences; empty without the label."""
 
 
 class ControllerState(NamedTuple):
@@ -159,6 +174,7 @@ class NativeState(NamedTuple):
     nodes_error: str = ""
     controller: ControllerState | None = None
     """None if the Lease cannot be read."""
+    preferences: tuple[PreferredClasses, ...] = ()
 
 
 class PodState(NamedTuple):
@@ -444,6 +460,7 @@ async def _read_native_state(  # complexity: one result of several parts
     """The state of a pod, given the policies by label key; None if native mode does not concern the pod."""
     wanted = verdict_requirements(pod.spec)
     gated = any(gate.name == GATE for gate in pod.spec.schedulingGates or ())
+    preferred = _preferred_policies(pod.spec, policies)
     keys = {requirement.key for requirement in wanted}
     not_covering = tuple(
         f"{policy.policy} selects the pod and has no effect on it: "
@@ -451,15 +468,30 @@ async def _read_native_state(  # complexity: one result of several parts
         for key, policy in policies.items()
         if policy.selects and policy.is_labelled and key not in keys
     )
-    if not (wanted or gated or not_covering):
+    if not any((wanted, gated, not_covering, preferred)):
         return None
     is_labelled = any(policy.is_labelled for policy in policies.values())
     (nodes, error), controller = await asyncio.gather(
         _read_nodes(api), _read_leader(api, own_namespace, is_labelled=is_labelled)
     )
     requirements = tuple(_required_label(requirement, policies, nodes, error) for requirement in wanted)
-    labelled = tuple(_labelled_node(node, wanted) for node in nodes)
-    return NativeState(gated, requirements, not_covering, labelled, error, controller)
+    labelled = tuple(_labelled_node(node, wanted, preferred) for node in nodes)
+    preferences = tuple(
+        _preferred_classes(policy, key, labelled, place)
+        for place, (key, policy) in enumerate(preferred.items())
+    )
+    return NativeState(gated, requirements, not_covering, labelled, error, controller, preferences)
+
+
+def _preferred_policies(spec: _Spec, policies: Mapping[str, PolicyOfLabel]) -> dict[str, str]:
+    """By key of the label with the classes of a policy that the pod prefers, the policy; without those of others."""
+    keys = {key: key.removesuffix(PREFERENCE_SUFFIX) for key in preferred_class_keys(spec)}
+    return {key: policies[label].policy for key, label in keys.items() if label in policies}
+
+
+def _preferred_classes(policy: str, key: str, nodes: Iterable[LabelledNode], place: int) -> PreferredClasses:
+    counts = Counter(node.classes[place] for node in nodes)
+    return PreferredClasses(policy, key, tuple(counts[value] for value in CLASS_VALUES) if counts else ())
 
 
 def why_not_covering(policy: PolicyOfLabel, created: str) -> str:
@@ -484,7 +516,9 @@ def _required_label(
     )
 
 
-def _labelled_node(node: _Node, wanted: tuple[VerdictRequirement, ...]) -> LabelledNode:
+def _labelled_node(
+    node: _Node, wanted: tuple[VerdictRequirement, ...], preferred: Iterable[str]
+) -> LabelledNode:
     labels = node.metadata.labels or {}
     passes = all(
         requirement.accepts(labels.get(requirement.key))
@@ -497,7 +531,8 @@ def _labelled_node(node: _Node, wanted: tuple[VerdictRequirement, ...]) -> Label
         if entry.manager == VERDICT_LABELS.field_manager and entry.time
     )
     values = tuple(labels.get(requirement.key, "") for requirement in wanted)
-    return LabelledNode(node.metadata.name, passes, values, max(times, default=None))
+    classes = tuple(labels.get(key, "") for key in preferred)
+    return LabelledNode(node.metadata.name, passes, values, max(times, default=None), classes)
 
 
 async def _read_nodes(api: Api) -> tuple[list[_Node], str]:

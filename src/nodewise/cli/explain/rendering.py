@@ -10,7 +10,14 @@ from nodewise.cli import terminal_output
 from nodewise.cli.explain import explanation as explanations
 from nodewise.cli.explain.explanation import PodEvent, PodExplanation, VisibleState
 from nodewise.cli.explain.native_evaluation import Evaluation
-from nodewise.cli.explain.pod_state import LabelledNode, NativeState, PodReadResult, PodState, RequiredLabel
+from nodewise.cli.explain.pod_state import (
+    LabelledNode,
+    NativeState,
+    PodReadResult,
+    PodState,
+    PreferredClasses,
+    RequiredLabel,
+)
 from nodewise.engine import decision_json
 from nodewise.engine.counterfactuals import PolicyRemoval
 from nodewise.engine.decision import Decision
@@ -161,6 +168,7 @@ def _native_state_lines(  # complexity: a list of independent facts
         yield _requirement_line(label, total)
         if label.problem:
             yield f"Warning: {_name(label)}: {label.problem}"
+    yield from map(_preference_line, state.preferences)
     if state.gated:
         inactive = ", ".join(_name(label) for label in state.requirements if not label.active)
         why = (
@@ -202,6 +210,12 @@ def _requirement_line(label: RequiredLabel, total: int) -> str:
     return f"it {verb} nodes {nodes} of {_name(label)}{count}{gone}"
 
 
+def _preference_line(preferred: PreferredClasses) -> str:
+    numbered = enumerate(preferred.nodes, 1)
+    counts = ", ".join(f"{count:,} in class {number}" for number, count in numbered if count)
+    return f"it prefers nodes by the classes of {preferred.policy}" + (counts and f": {counts}")
+
+
 def _name(label: RequiredLabel) -> str:
     return label.policy or f"policy {label.label.rpartition('/')[2]}"
 
@@ -222,8 +236,13 @@ def _evaluation_lines(  # complexity: a list of independent facts
     )
     yield from _policies_without_label_lines(pod_explanation.lookup, evaluation.explanation)
     yield from _combination_lines(evaluation.explanation)
+    preferred = {classes.policy for classes in native.preferences} if native else set()
     for policy in evaluation.only_ranking:
-        yield f"{policy} only ranks nodes, which has no effect in native mode"
+        if policy not in preferred:
+            yield (
+                f"{policy} only ranks nodes, and the pod does not prefer their classes: it is older than the policy, or"
+                " has too many preferred terms"
+            )
     for difference in pod_explanation.label_differences:
         names = _first_names(difference.nodes)
         label = "label differs" if len(difference.nodes) == 1 else "labels differ"
@@ -291,10 +310,14 @@ class _NodeRow(NamedTuple):
         return bool(self.labelled and self.evaluated and self.passes == bool(self.evaluated.reasons))
 
 
+def _has_labels(native: NativeState) -> bool:
+    return bool(native.requirements or native.preferences)
+
+
 def _native_rows(pod_explanation: PodExplanation) -> list[_NodeRow]:
     """All nodes that are known: passing ones, then the others, the closest to passing first."""
     native, evaluation = pod_explanation.lookup.native, pod_explanation.evaluation
-    labelled = {node.node: node for node in native.nodes} if native and native.requirements else {}
+    labelled = {node.node: node for node in native.nodes} if native and _has_labels(native) else {}
     evaluated = {node.node: node for node in evaluation.explanation.findings} if evaluation else {}
     rows = [
         _NodeRow(labelled.get(name), evaluated.get(name)) for name in dict.fromkeys([*evaluated, *labelled])
@@ -322,13 +345,14 @@ def _print_native_nodes(pod_explanation: PodExplanation, *, every_node: bool) ->
         _print_nodes_or_groups(evaluation.explanation, every_node=False)
         return
     shown = _select_native_rows(rows, every_node=every_node)
-    requirements = native.requirements if native else ()
-    head = ("NODE", "VERDICT", *map(_name, requirements), *_NATIVE_COLUMNS)
+    requirements, preferences = (native.requirements, native.preferences) if native else ((), ())
+    classes = [f"class of {preferred.policy}" for preferred in preferences]
+    head = ("NODE", "VERDICT", *map(_name, requirements), *classes, *_NATIVE_COLUMNS)
     differs = any(row.has_two_verdicts for row in rows)
     observers = evaluation.observers if evaluation else {}
     cells = [
         [
-            *_native_row(row, len(requirements), pod_explanation.now, differs=differs),
+            *_native_row(row, len(requirements) + len(preferences), pod_explanation.now, differs=differs),
             ", ".join(observers.get(row.node, ())) or "-",
         ]
         for row in shown
@@ -346,7 +370,7 @@ def _native_row(row: _NodeRow, labels: int, now: float, *, differs: bool) -> lis
         now_text = _verdict(passes=not evaluated.reasons) if differs else "-"
         measured, details = _format_values(evaluated), _format_details(evaluated) or "-"
         rejected = "; ".join(reason.text() for _, reason in evaluated.reasons) or "-"
-    values = [value or "-" for value in labelled.labels] if labelled else ["-"] * labels
+    values = [value or "-" for value in (*labelled.labels, *labelled.classes)] if labelled else ["-"] * labels
     return [row.node, _verdict(passes=row.passes), *values, changed, now_text, measured, details, rejected]
 
 

@@ -96,7 +96,11 @@ def check_native_pod_admission(
 ) -> Iterator[Finding]:
     """Whether the API server adds the requirements of native mode to pods, for the kinds that have policies."""
     if uses_native_mode:
-        enforced = [policy for policy in policies if policy.avoids_nodes and not policy.not_enforced]
+        enforced = [
+            policy
+            for policy in policies
+            if (policy.avoids_nodes or policy.scores_nodes) and not policy.not_enforced
+        ]
         command = _apply_command(_NATIVE_PART, extenders, controllers)
         yield from _check_shipped_policies(enforced, _NATIVE_POLICIES, pod_admission, command)
 

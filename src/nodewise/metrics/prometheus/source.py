@@ -17,6 +17,7 @@ from typing import Final, NamedTuple
 from nodewise.base import cooperative_scheduling
 from nodewise.base.errors import Problem, closest_name, visible
 from nodewise.metrics import missing_values, source_table
+from nodewise.metrics.custom_metrics_api import SeriesBuilder, parse_value
 from nodewise.metrics.fair_concurrency_limit import DECODING, FairConcurrencyLimit
 from nodewise.metrics.metrics_source import MetricRequest, MetricsSource, NoValues, SourceDependencies
 from nodewise.metrics.node_attributes import NodeAttributes, NodeLookup
@@ -26,7 +27,7 @@ from nodewise.metrics.prometheus.node_matching import Identity, SeriesByNode
 from nodewise.metrics.prometheus.options import PrometheusOptions
 from nodewise.metrics.prometheus.query_responses import QueryResponse
 from nodewise.metrics.prometheus.range_matrix import Points
-from nodewise.metrics.series import Series, pack_samples
+from nodewise.metrics.series import Sample, Series, pack_samples
 from nodewise.observe import logs
 from nodewise.observe.metrics_registry import MetricsRegistry
 
@@ -61,7 +62,8 @@ def last_value_query(request: MetricRequest, max_age_s: float, *, only_current: 
 
 def instant_query(request: MetricRequest) -> str:
     """The same without a range. For a selector, Prometheus returns the series that have not ended."""
-    return request.query.strip() if request.query else _metric_selector(request.metric)
+    query = request.query or request.own_query
+    return query.strip() if query else _metric_selector(request.metric)
 
 
 def existing_metrics_query(names: Sequence[str]) -> str:
@@ -135,6 +137,8 @@ class PrometheusSource:
 
     async def fetch(self, request: MetricRequest, now: float) -> Series:
         """Each node's value. `NoValues` if no series is of a node; errors of the call as in `PrometheusClient`."""
+        if request.by_pod:
+            return await self._fetch_by_pod(request, now)
         max_age_s = request.max_age_s or self._max_age_s
         query = range_query(request, max(max_age_s, request.lookback_s))
         nodes = await self._nodes()
@@ -179,6 +183,18 @@ class PrometheusSource:
             sample_distance_s=grouped.distance_s,
             is_distance_measured=grouped.distance_s is not None,
         )
+
+    async def _fetch_by_pod(self, request: MetricRequest, now: float) -> Series:
+        """The values of an expression whose series have the labels `namespace` and `pod`."""
+        async with self._decoding.slot(request.namespaces):
+            answer = await self._client.query(instant_query(request))
+            builder = SeriesBuilder()
+            values = query_responses.newest_values(answer)
+            async for item in cooperative_scheduling.iterate_with_pauses(values):
+                with contextlib.suppress(ValueError, KeyError):
+                    name = f"{item.labels['namespace']}/{item.labels['pod']}"
+                    builder.add(name, Sample(parse_value(item.value), item.at))
+            return await cooperative_scheduling.run(builder.series(request, self.name, now))
 
     async def _log_unmatched_series(
         self, request: MetricRequest, grouped: SeriesByNode, hosts: Sequence[str], nodes: NodeAttributes

@@ -37,17 +37,19 @@ from nodewise.policies import (
     native_mode_pods,
     policy_budgets,
     policy_selection,
+    preference_classes,
     shard_reports,
     verdict_labels,
 )
-from nodewise.policies.controller.node_writer import LabelWriter
+from nodewise.policies.controller.node_writer import LabelWriter, decode_node_labels
 from nodewise.policies.controller.object_patcher import StatusPatcher, Write, find_policy_object
 from nodewise.policies.labelling_progress import MAX_EXCLUDED_NODES, LabellingProgress
 from nodewise.policies.native_mode_pods import NoteSchedule, UncoveredPods, UnscheduledPod, UnscheduledTimes
-from nodewise.policies.node_labels import VERDICT_LABELS
+from nodewise.policies.node_labels import VERDICT_LABELS, LabelColumn
 from nodewise.policies.placement_policy import Policy, PolicyKey
 from nodewise.policies.policy_objects import decode_status
 from nodewise.policies.policy_selection import SelectionIndex
+from nodewise.policies.preference_classes import PreferenceClasses
 from nodewise.policies.selected_pods import PodLabelGroup
 from nodewise.policies.shard_reports import PolicyShardReport, ShardReports
 from nodewise.policies.state import PolicyState, TelemetryState
@@ -341,6 +343,7 @@ class NativeMode:
         self._pods = Reflector(handle.api, target, handle.clock, handle.metrics_registry, random.random)
         self._statuses = _status_patcher(handle, Conflict, NotFound, confirmed_s=_CONFIRMED_S)
         self._progress = LabellingProgress()
+        self._preferences = PreferenceClasses()
         self._unknown_since_s: dict[str, float] = {}
         """By key of unscheduled pods without a policy, when it was first seen."""
         self._deleted = DeletedPolicies()
@@ -359,6 +362,7 @@ class NativeMode:
         """Start as the leader: another one may have written labels and statuses."""
         self._labels.begin()
         self._progress.begin()
+        self._preferences = PreferenceClasses()
         self._statuses.begin()
         self.findings = self.findings._replace(refusals={}, is_complete=False)
         self._is_new_leader = True
@@ -406,6 +410,7 @@ class NativeMode:
                 policies.values(), len(snapshot.nodes) + 1, required_ok, waited_for & live.keys()
             )
         )
+        columns |= await self._preference_columns(snapshot, agent_state)
         not_enforced = {
             labelled.policy.uid: _not_enforced(labelled.policy)
             for labelled in policies.values()
@@ -429,6 +434,38 @@ class NativeMode:
             unused = frozenset(live.keys() - needed)
             await self._write_statuses_and_gates(wanted, pods, policies, deleted | unused)
             await self._record_events(own_pods, states, deleted, len(snapshot.nodes))
+
+    async def _preference_columns(
+        self, snapshot: Snapshot, agent_state: TelemetryState
+    ) -> dict[str, LabelColumn]:
+        """By key, the labels with classes of preference, while new pods prefer them."""
+        states = [
+            state
+            for state in agent_state.policies.values()
+            if policy_budgets.has_preference_label(state.policy) and not state.policy.no_preference_label
+        ]
+        others = self._reports.others() if self._reports is not None else []
+        if not self._is_on or not states:
+            return {}
+
+        def current_labels(name: str) -> Mapping[str, str]:
+            node = self._handle.nodes.get("", name)
+            return {} if node is None else decode_node_labels(node)
+
+        # until the replicas know each other, few classes change, because all of them share the limit of changes
+        nodes = len(snapshot.nodes)
+        share = 0.0 if others is None else nodes / max(nodes + sum(other.nodes for other in others), 1)
+        now_s = self._handle.clock.monotonic()
+        return await cooperative_scheduling.run(
+            self._preferences.columns(
+                (preference_classes.rank_policy(state, nodes + 1) for state in states),
+                snapshot.nodes,
+                current_labels,
+                now_s,
+                agent_state.period_s,
+                share,
+            )
+        )
 
     def progress(self, uid: str) -> tuple[float, tuple[str, ...], str]:
         """How far the label of a policy is on the nodes of this replica: for how many seconds all nodes have had it,

@@ -1,23 +1,26 @@
 """Nodes whose GPUs a DRA driver provides are left to kube-scheduler."""
 
+from collections.abc import Mapping
 from typing import Any
 
 import msgspec
 import numpy as np
 
 from nodewise.agent import ClusterState, Snapshot
-from nodewise.agent.bind_plugin_interface import Refusal
-from nodewise.agents.gpu import missing_gpus
+from nodewise.agent.bind_plugin_interface import BindPlan, Refusal
 from nodewise.agents.gpu.agent import GpuAgent
 from nodewise.agents.gpu.gpu_pod_fields import AllocatedPod
+from nodewise.agents.gpu.node_gpus import GpuNode
 from nodewise.agents.gpu.options import GpuOptions
 from nodewise.agents.gpu.state import NAME, GpuStateBuilder
-from nodewise.agents.gpu.vendor_resource_names import GENERIC
+from nodewise.agents.gpu.vendor_resource_names import GENERIC, INTEL
 from nodewise.devices import resource_claims, resource_slices
+from nodewise.devices.device_inventory import DEVICE_CLASSES, RESOURCE_CLAIMS, RESOURCE_SLICES
 from nodewise.devices.resource_claims import DeviceClass, DeviceClassObject
 from nodewise.devices.resource_slices import ResourceSlice, ResourceSliceObject
-from tests.unit.agents.gpu.gpu_cluster_state_builders import agent_state, cluster_state, decode
+from tests.unit.agents.gpu.gpu_cluster_state_builders import agent_state, cluster_state, decode, node
 from tests.unit.agents.gpu.gpu_node_and_pod_builders import raw_node
+from tests.unit.devices.test_resource_claims import claim_of
 
 GPU = "nvidia.com/gpu"
 NODES = {
@@ -29,27 +32,35 @@ NODES = {
 }
 
 
-def device_class(resource: str = GPU) -> DeviceClass:
+def device_class(resource: str | None = GPU, driver: str = "d") -> DeviceClass:
     document = {
         "metadata": {"name": "c"},
-        "spec": {"extendedResourceName": resource, "selectors": [{"cel": {}}]},
+        "spec": {
+            "extendedResourceName": resource,
+            "selectors": [{"cel": {"expression": f"device.driver == '{driver}'"}}],
+        },
     }
     return resource_claims.parse_device_class(msgspec.convert(document, DeviceClassObject))
 
 
-def slice_of(node: str) -> ResourceSlice:
+def slice_of(node: str, **changed: Any) -> ResourceSlice:
     spec = {"nodeName": node, "driver": "d", "pool": {"name": node}, "devices": [{"name": "a"}]}
-    document = {"metadata": {"name": f"s-{node}"}, "spec": spec}
+    document = {"metadata": {"name": f"s-{node}"}, "spec": spec | changed}
     return resource_slices.parse_resource_slice(msgspec.convert(document, ResourceSliceObject))
 
 
-def with_driver(*nodes: str, classes: tuple[DeviceClass, ...] = (device_class(),)) -> ClusterState:
-    before = cluster_state(NODES)
-    slices = {("", f"s-{node}"): slice_of(node) for node in nodes}
+def with_driver(
+    *nodes: str | ResourceSlice,
+    classes: tuple[DeviceClass, ...] = (device_class(),),
+    of: Mapping[str, GpuNode] = NODES,
+) -> ClusterState:
+    before = cluster_state(of)
+    made = [slice_of(node) if isinstance(node, str) else node for node in nodes]
+    slices = {("", item.metadata.name): item for item in made}
     objects = {
         **before.objects,
-        missing_gpus.DEVICE_CLASSES: {("", str(at)): item for at, item in enumerate(classes)},
-        missing_gpus.RESOURCE_SLICES: slices,
+        DEVICE_CLASSES: {("", str(at)): item for at, item in enumerate(classes)},
+        RESOURCE_SLICES: slices,
     }
     return msgspec.structs.replace(before, objects=objects)
 
@@ -63,15 +74,19 @@ def pod(**requests: Any) -> AllocatedPod:
 AGENT = GpuAgent(GpuOptions(), GENERIC)
 
 
+HELD = {"request": "r", "driver": "d", "pool": "driver", "device": "a"}
+
+
 def snapshot_of(cluster: ClusterState, builder: GpuStateBuilder | None = None) -> Snapshot:
     state = agent_state(cluster, builder or GpuStateBuilder(GENERIC))
     return Snapshot(cluster.nodes, {NAME: state}, 0.0, 1)
 
 
-def passing(snapshot: Snapshot, requesting: AllocatedPod) -> set[str]:
-    verdict = AGENT.filter(requesting, snapshot.nodes.named(list(NODES)), snapshot)
+def passing(snapshot: Snapshot, requesting: AllocatedPod, agent: GpuAgent = AGENT) -> set[str]:
+    names = list(snapshot.nodes.known)
+    verdict = agent.filter(requesting, snapshot.nodes.named(names), snapshot)
     assert verdict is not None
-    return {name for name, code in zip(NODES, verdict.codes.tolist(), strict=True) if not code}
+    return {name for name, code in zip(names, verdict.codes.tolist(), strict=True) if not code}
 
 
 def test_nodes_with_devices_of_a_driver_pass_filter_and_preempt() -> None:
@@ -113,3 +128,60 @@ def test_nodes_follow_the_slices_and_classes() -> None:
         "plain",
     }
     assert passing(snapshot_of(with_driver("plain", classes=()), builder), pod()) == {"plugin", "mixed"}
+
+
+def test_devices_of_an_incomplete_pool_may_exist() -> None:
+    incomplete = {"name": "plain", "generation": 2, "resourceSliceCount": 2}
+    assert "plain" in passing(snapshot_of(with_driver(slice_of("plain", pool=incomplete))), pod())
+
+
+def test_devices_of_the_network_belong_to_the_nodes_that_their_labels_select() -> None:
+    expression = {"key": f"{GPU}.count", "operator": "Exists"}
+    selector = {"nodeSelectorTerms": [{"matchExpressions": [expression]}]}
+    labelled = slice_of("x", nodeName=None, nodeSelector=selector)
+    assert passing(snapshot_of(with_driver(labelled)), pod()) == {"labelled", "plugin", "mixed"}
+    everywhere = slice_of("x", nodeName=None, allNodes=True)
+    assert passing(snapshot_of(with_driver(everywhere)), pod()) == set(NODES)
+
+
+def test_each_resource_of_a_node_has_its_own_form() -> None:
+    i915, xe = "gpu.intel.com/i915", "gpu.intel.com/xe"
+    both = {"both": node("i915=1", "0"), "plugin": node("i915=1", "0"), "xe": node("xe=1", "0")}
+    cluster = with_driver("both", "xe", classes=(device_class(xe),), of=both)
+    snapshot = snapshot_of(cluster, GpuStateBuilder(INTEL))
+    agent = GpuAgent(GpuOptions(), INTEL)
+    assert passing(snapshot, pod(**{xe: "1"}), agent) == {"both", "xe"}
+    assert passing(snapshot, pod(**{xe: "2"}), agent) == {"both"}, "kube-scheduler counts its devices"
+    assert passing(snapshot, pod(**{i915: "1"}), agent) == {"both", "plugin"}
+    assert agent.bind(pod(**{xe: "1"}), "both", snapshot, 1.0) is None
+    assert isinstance(agent.bind(pod(**{i915: "1"}), "both", snapshot, 1.0), BindPlan)
+
+
+def test_a_class_maps_its_implicit_resource_too() -> None:
+    implicit = "deviceclass.resource.kubernetes.io/c"
+    profile = msgspec.structs.replace(
+        GENERIC, prefix="deviceclass.resource.kubernetes.io/", counts=(implicit,)
+    )
+    snapshot = snapshot_of(with_driver("driver", classes=(device_class(None),)), GpuStateBuilder(profile))
+    assert passing(snapshot, pod(**{implicit: "1"}), GpuAgent(GpuOptions(), profile)) == {
+        "driver",
+        "labelled",
+    }
+
+
+def test_claims_do_not_change_which_nodes_are_left() -> None:
+    builder = GpuStateBuilder(GENERIC)
+    cluster = with_driver("driver")
+    before = agent_state(cluster, builder)
+    claim = claim_of({"allocation": {"devices": {"results": [HELD]}}})
+    objects = {**cluster.objects, RESOURCE_CLAIMS: {("d", "c"): claim}}
+    after = agent_state(msgspec.structs.replace(cluster, objects=objects), builder)
+    assert after.dra is before.dra
+    assert after.devices.of("driver").holders
+
+
+def test_devices_of_other_classes_do_not_make_a_node_one_with_gpus() -> None:
+    nic = with_driver("driver", classes=(device_class(driver="gpu"),))
+    assert passing(snapshot_of(nic), pod()) == {"labelled", "plugin", "mixed"}
+    unknown = with_driver("driver", classes=(device_class(driver="' + unknown() + '"),))
+    assert "driver" in passing(snapshot_of(unknown), pod())

@@ -32,8 +32,10 @@ PODS: Final = "pods"
 
 
 def reads_pods_only(kind: AgentKind) -> bool:
-    """Whether the agent reads only nodes and pods: the simulation has neither policies nor GPUs."""
-    return all(watched.resource.plural == PODS for watched in kind.watched(kind.options()))
+    """Whether the agent reads only nodes and pods: the simulation has neither policies nor GPUs nor metrics."""
+    return not kind.needs_metrics and all(
+        watched.resource.plural == PODS for watched in kind.watched(kind.options())
+    )
 
 
 def _agents_reading_pods_only() -> list[AgentKind]:

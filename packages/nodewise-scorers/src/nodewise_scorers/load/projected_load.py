@@ -103,18 +103,34 @@ class ProjectedLoad:
         vars(copied).update(changed)
         return copied
 
-    def update(self, forecast: Forecast, background: Floats | None = None) -> None:
+    @property
+    def mean(self) -> Floats:
+        """The expected usage of each node's pods, in cores."""
+        return self._mean
+
+    @property
+    def peak(self) -> Floats:
+        """The mean and two standard deviations."""
+        peak: Floats = self._mean + DEVIATIONS * np.sqrt(np.maximum(self._variance, 0.0))
+        return peak
+
+    @property
+    def requested(self) -> Floats:
+        """The cores that each node's pods request."""
+        return self._requested
+
+    def set_background(self, background: Floats) -> None:
+        """Take what each node uses besides the estimates of its pods, in cores; negative if it uses less."""
+        self._background = background
+
+    def update(self, forecast: Forecast) -> None:
         """As `update_parts`, without pauses."""
-        for _ in self.update_parts(forecast, background):
+        for _ in self.update_parts(forecast):
             pass
 
-    def update_parts(
-        self, forecast: Forecast, background: Floats | None = None
-    ) -> Generator[None, None, None]:
-        """Take new estimates of all applications, and what each node uses besides its pods; yields between parts."""
+    def update_parts(self, forecast: Forecast) -> Generator[None, None, None]:
+        """Take new estimates of all applications; yields between parts."""
         mean, variance = np.zeros_like(self._mean), np.zeros_like(self._variance)
-        if background is not None:
-            self._background = background
         rows = list(self._rows.items())
         for start in range(0, len(rows), _ROWS_PER_PART):
             part = rows[start : start + _ROWS_PER_PART]
@@ -140,6 +156,27 @@ class ProjectedLoad:
     def remove(self, node: int, application: int, request: float) -> None:
         """A pod left its node."""
         self._change(node, application, request, -1)
+
+    def set_capacity(self, capacity: Floats) -> None:
+        """Take the allocatable cores of nodes, which may be more than before; 0 for a number that is not used."""
+        more = np.zeros(len(capacity) - len(self._capacity))
+        self._capacity, self._total_capacity = capacity, float(capacity.sum())
+        self._requested, self._background, self._mean, self._variance = (
+            np.concatenate([values, more])
+            for values in (self._requested, self._background, self._mean, self._variance)
+        )
+
+    def add_to_others(self, application: int) -> None:
+        """The application lost its number: its pods count with `OTHERS`, from the next update on."""
+        rows = [self._rows.pop(number) for number in (application, OTHERS) if number in self._rows]
+        if rows:
+            size = len(self._capacity)
+            requested, squares = np.zeros(size), np.zeros(size)
+            for row in rows:
+                requested[row.nodes] += row.requested
+                squares[row.nodes] += row.squares
+            nodes = np.flatnonzero(requested > 0)
+            self._rows[OTHERS] = _Row(nodes, requested[nodes], squares[nodes])
 
     def _change(self, node: int, application: int, request: float, sign: int) -> None:
         row = self._rows.get(application, _EMPTY_ROW)
@@ -175,12 +212,15 @@ class ProjectedLoad:
         """The application in the forecast, `OTHERS` for one that is newer than that."""
         return application if application < len(self._forecast.mean) - 1 else OTHERS
 
-    def costs(self, candidates: Ints, application: int, request: float) -> Floats:
-        """By how much a pod raises the cost of each candidate; negative where it lowers it."""
+    def costs(self, candidates: Ints, application: int, request: float, more: Floats | float = 0.0) -> Floats:
+        """By how much a pod raises the cost of each candidate; negative where it lowers it.
+
+        `more` are the cores that each candidate is expected to use in addition.
+        """
         capacity = self._capacity[candidates]
         filled = filled_share(self._total_requested / self._total_capacity)
         free = filled * (capacity - self._requested[candidates])
-        mean = self._mean[candidates] + self._background[candidates] + self._room.mean * free
+        mean = self._mean[candidates] + self._background[candidates] + more + self._room.mean * free
         variance = self._variance[candidates] + self._room.variance * free
         replaced = filled * request
         row = self._rows.get(application)
@@ -190,12 +230,12 @@ class ProjectedLoad:
             by_node[row.nodes] = row.requested
             there = by_node[candidates]
         known = self._known(application)
-        more = self._forecast.mean[known] * request - self._room.mean * replaced
+        own = self._forecast.mean[known] * request - self._room.mean * replaced
         wider = self._forecast.common[known] * (2 * there + request) * request
         wider += self._forecast.independent[known] * request**2
         after = variance + wider - self._room.variance * replaced
         before_cost = _overload_cost(mean, variance, capacity)
-        return _overload_cost(mean + more, after, capacity) - before_cost
+        return _overload_cost(mean + own, after, capacity) - before_cost
 
 
 def _overload_cost(mean: Floats, variance: Floats, capacity: Floats) -> Floats:

@@ -58,12 +58,13 @@ class UsageProfiles:
         self._square = np.zeros(applications)
         """The mean square of the pods in a sample."""
 
-    def observe(self, applications: Ints, usage: Floats) -> None:
+    def observe(self, applications: Ints, usage: Floats, steps: float = 1.0) -> None:
         """Take one sample of all running pods: their applications, and their usage per requested core.
 
+        `steps` is the time since the sample before, in the distance of samples that the half-life is given in.
         What was learned of an application that does not run stays as it is.
         """
-        size = len(self._weight)
+        size, decay = len(self._weight), self._decay**steps
         counts = np.bincount(applications, minlength=size)
         seen = counts > 0
         pods = counts[seen]
@@ -75,10 +76,18 @@ class UsageProfiles:
             (self._squared_mean, mean * mean),
             (self._square, square),
         ):
-            total[seen] = total[seen] * self._decay + sample
+            total[seen] = total[seen] * decay + sample
 
-    def forecast(self, requested: Floats) -> Forecast:
-        """Estimates for all applications; `requested` are the cores that their running pods request."""
+    def forget(self, application: int) -> None:
+        """The number is for another application from now on."""
+        for total in (self._weight, self._mean, self._squared_mean, self._square):
+            total[application] = 0.0
+
+    def forecast(self, requested: Floats, unknown_mean: float = _UNKNOWN.mean) -> Forecast:
+        """Estimates for all applications; `requested` are the cores that their running pods request.
+
+        `unknown_mean` is the usage per requested core while nothing is known of any running application.
+        """
         known = self._weight > 0
         weight = np.where(known, self._weight, 1.0)
         mean = self._mean / weight
@@ -89,7 +98,8 @@ class UsageProfiles:
         if not total:
             everywhere = np.ones(len(mean))
             variance = _UNKNOWN.variance * everywhere
-            return _with_others(_UNKNOWN.mean * everywhere, variance, 0 * everywhere, _UNKNOWN)
+            unknown = _General(unknown_mean, _UNKNOWN.variance)
+            return _with_others(unknown_mean * everywhere, variance, 0 * everywhere, unknown)
         share = share / total
         mean_of_all, common_of_all, independent_of_all = mean @ share, common @ share, independent @ share
         between = (mean - mean_of_all) ** 2 @ share

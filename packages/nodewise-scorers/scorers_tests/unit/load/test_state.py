@@ -1,0 +1,116 @@
+"""The predicted load of nodes: statistics, pods in flight, and what is learned of owners."""
+
+import pytest
+
+from scorers_tests.unit.load.load_clusters import LoadCluster, bound_pod, in_flight_milli
+
+
+def test_a_bound_pod_counts_until_the_window_of_the_statistics_began_after_its_start() -> None:
+    cluster = LoadCluster("a", "b")
+    cluster.measure({"a": 1.0, "b": 1.0})
+    cluster.bind(bound_pod("old", "a", cpu="2", bound=3600, started=3590))
+    assert in_flight_milli(cluster.state()) == [0, 0]
+    cluster.bind(bound_pod("new", "a", bound=0))
+    [estimate, _] = in_flight_milli(cluster.state())
+    assert estimate > 0
+    cluster.bind(bound_pod("new", "a", bound=0, started=-2))
+    cluster.measure({"a": 1.0, "b": 1.0}, at=17)
+    assert in_flight_milli(cluster.state(17)) == [pytest.approx(estimate / 2, abs=estimate / 10), 0]
+    cluster.measure({"a": 2.0, "b": 1.0}, at=40)
+    assert in_flight_milli(cluster.state(40)) == [0, 0]
+    cluster.measure({"a": 2.0, "b": 1.0}, at=41)
+    assert in_flight_milli(cluster.state(41)) == [0, 0]
+
+
+def test_the_predicted_load_is_the_forecast_and_the_pods_in_flight() -> None:
+    cluster = LoadCluster("a", "b")
+    cluster.measure({"a": 2.0, "b": 5.0})
+    before = cluster.state().predicted[0]
+    assert before[:2].tolist() == pytest.approx([0.2, 0.5], abs=0.05)
+    cluster.bind(bound_pod("p", "a", bound=0))
+    after = cluster.state()
+    assert after.predicted[0, 0] - before[0] == pytest.approx(after.in_flight[0, 0] / 10_000)
+    assert after.predicted[0, 1] == before[1]
+
+
+def test_the_estimate_is_the_usage_of_pods_of_the_same_deployment() -> None:
+    cluster = LoadCluster("a", "b")
+    cluster.measure({"a": 4.0, "b": 1.0})
+    cluster.bind(bound_pod("busy-1", "a", bound=4000, started=3990, owner="ReplicaSet/busy-5d4f"))
+    cluster.bind(bound_pod("calm-1", "b", bound=4000, started=3990, owner="ReplicaSet/calm-5d4f"))
+    cluster.measure_pods({"busy-1": 3.0, "calm-1": 0.5})
+    cluster.state()
+    cluster.bind(bound_pod("busy-2", "a", bound=0, owner="ReplicaSet/busy-5d4f"))
+    cluster.bind(bound_pod("calm-2", "b", bound=0, owner="ReplicaSet/calm-5d4f"))
+    assert in_flight_milli(cluster.state()) == [3000, 500]
+    cluster.bind(bound_pod("new", "b", bound=0, owner="Job/unknown"))
+    assert in_flight_milli(cluster.state()) == [3000, 500 + 1750]
+
+
+def test_the_estimate_is_never_above_the_limit() -> None:
+    cluster = LoadCluster("a")
+    cluster.measure({"a": 4.0})
+    cluster.bind(bound_pod("busy-1", "a", bound=4000, started=3990, owner="Job/x"))
+    cluster.measure_pods({"busy-1": 3.0})
+    cluster.state()
+    cluster.bind(bound_pod("busy-2", "a", bound=0, owner="Job/x", limit="1500m"))
+    assert in_flight_milli(cluster.state()) == [1500]
+
+
+def test_pressure_counts_only_on_a_busy_node() -> None:
+    cluster = LoadCluster("calm", "busy")
+    cluster.measure({"calm": 3.0, "busy": 9.0})
+    before = cluster.state().predicted[0, :2]
+    cluster.press({"calm": 0.5, "busy": 0.5})
+    after = cluster.state().predicted[0, :2]
+    assert after[0] == before[0]
+    assert after[1] == pytest.approx(before[1] + 0.45)
+
+
+def test_a_pod_that_never_starts_stops_to_count() -> None:
+    cluster = LoadCluster("a")
+    cluster.bind(bound_pod("stuck", "a", bound=0))
+    for at in (0, 60, 600):
+        cluster.measure({"a": 1.0}, at=at)
+        assert in_flight_milli(cluster.state(at)) != [0]
+    cluster.measure({"a": 1.0}, at=700)
+    assert in_flight_milli(cluster.state(700)) == [0]
+
+
+def test_pods_count_where_statistics_stop_and_not_forever() -> None:
+    cluster = LoadCluster("a")
+    cluster.measure({"a": 1.0})
+    cluster.bind(bound_pod("p", "a", bound=0, started=-1))
+    assert in_flight_milli(cluster.state(170)) != [0]
+    state = cluster.state(400)
+    assert str(state.predicted[0, 0]) == "nan"
+    assert in_flight_milli(state) != [0]
+    assert in_flight_milli(cluster.state(900)) == [0]
+
+
+def test_a_node_that_returns_has_its_pods() -> None:
+    cluster = LoadCluster("a", "b")
+    cluster.bind(bound_pod("p", "b", cpu="2", bound=3600, started=3500))
+    cluster.state()
+    cluster.set_nodes("a")
+    assert cluster.state().requested[0].tolist() == [0, 0]
+    cluster.set_nodes("c", "b", "a")
+    assert cluster.state().requested[0].tolist() == [0, 2000, 0, 0]
+    cluster.delete("p")
+    cluster.set_nodes("a")
+    cluster.state()
+    cluster.set_nodes("d", "a")
+    assert cluster.state().requested[0].tolist() == [0, 0, 0]
+
+
+def test_a_restart_of_nodewise_or_of_a_container_counts_no_pod_again() -> None:
+    cluster = LoadCluster("a")
+    cluster.bind(bound_pod("p", "a", bound=300, started=290))
+    cluster.measure({"a": 1.0})
+    cluster.state()
+    cluster.bind(bound_pod("p", "a", bound=300, started=0))
+    assert in_flight_milli(cluster.state(1)) == [0]
+    cluster.forget()
+    cluster.pods.clear()
+    cluster.bind(bound_pod("p", "a", bound=300, started=290))
+    assert in_flight_milli(cluster.state(2)) == [0]

@@ -1,0 +1,273 @@
+"""What the pods on nodes add to the statistics of these: their owners, and those in flight, from cluster states.
+
+Each scoring agent with in-flight accounting has one tracker, fed with the cluster states that its state is built from.
+"""
+
+from collections.abc import Callable, Generator
+from functools import partial
+from math import inf, nan
+from typing import Final, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from nodewise.agent import ClusterState, MetricRequest, NodeIndex
+from nodewise.base.quantity import NANO
+from nodewise.metrics.series import Series
+from nodewise_scorers.load import bound_pods
+from nodewise_scorers.load.bound_pods import BOUND_PODS, AccountedPod, OwnerKey, PodAmounts, PodTimes
+from nodewise_scorers.load.in_flight import MAX_LAG_S, Amount, InFlightPod, PodsInFlight, PrioritizedPods
+from nodewise_scorers.load.owner_usage import Owner, OwnerUsage
+
+Floats = NDArray[np.float64]
+Ints = NDArray[np.intp]
+
+POD_REQUESTS: Final = tuple(
+    MetricRequest(name, own_query=f"sum by (namespace, pod) ({query})", by_pod=True, is_optional=True)
+    for name, query in (
+        ("pod_cpu_usage", 'rate(container_cpu_usage_seconds_total{container!="",pod!=""}[2m])'),
+        ("pod_memory_usage", 'container_memory_working_set_bytes{container!="",pod!=""}'),
+    )
+)
+"""Cores and bytes in use by pod."""
+_UNITS: Final = (1000 / NANO, 1 / NANO)
+"""Milli-CPU and bytes by nano-unit."""
+SAMPLE_STEP_S: Final = 300.0
+"""The distance of samples in which the half-life of profiles is given."""
+MAX_STEPS: Final = 12.0
+MAX_NODE_MEAN: Final = 2.0
+"""A higher usage per requested unit is that of processes besides the pods."""
+_STRIDE: Final = 32
+"""Pods between two yields."""
+
+EstimateFunction = Callable[[Owner, PodAmounts, float], Amount]
+"""The usage of a pod of an owner at an age in seconds."""
+
+
+class CountedPod(NamedTuple):
+    """A bound pod that was added (sign 1) or removed (-1)."""
+
+    node: int
+    owner: Owner
+    amounts: PodAmounts
+    sign: int
+
+
+class ChangeTime(NamedTuple):
+    """When changes are applied, and how long before that pods may have been bound to be in flight."""
+
+    now: float
+    recent_from: float
+
+
+class PodSamples(NamedTuple):
+    """Samples of running pods."""
+
+    numbers: Ints
+    """Of the owners."""
+    ages_s: Floats
+    usage: Floats
+    """By resource and pod, per requested unit."""
+    steps: float
+    """The time since the samples before, in five minutes."""
+
+
+class _PlacedPod(NamedTuple):
+    uid: str
+    node: str
+    key: OwnerKey
+    amounts: PodAmounts
+
+
+def _placed_pod(pod: AccountedPod) -> _PlacedPod:
+    amounts = bound_pods.pod_amounts(pod.spec)
+    return _PlacedPod(pod.metadata.uid, pod.spec.nodeName, bound_pods.owner_key(pod), amounts)
+
+
+class BoundLoad:
+    """Follows the bound pods of cluster states.
+
+    Nodes have numbers of its own, which do not change with the index: a pod may be on a node that is not in the index.
+    Number 0 stands for unknown nodes.
+    """
+
+    def __init__(self, estimate: EstimateFunction | None = None) -> None:
+        self.owners = OwnerUsage()
+        self.in_flight = PodsInFlight()
+        self.prioritized = PrioritizedPods()
+        self.lost_numbers: list[int] = []
+        """Numbers that owners lost in the last call of `apply`."""
+        self.new_nodes: list[int] = []
+        """Numbers that name another node since the last call of `apply`."""
+        self.numbers: Ints = np.zeros(1, np.intp)
+        """By number in the index of the last cluster state."""
+        self.requested = np.zeros((2, 1))
+        """What the pods of each node request, by resource and number, at least `LEAST_REQUEST` of each."""
+        self._estimate = estimate or self.owners.estimate
+        self.index = NodeIndex()
+        self._numbers: dict[str, int] = {}
+        self._pods_on: dict[str, int] = {}
+        self._free: list[int] = []
+        self.has_pod_samples = False
+        self._series: tuple[Series | None, ...] = (None,) * len(POD_REQUESTS)
+        self._sampled_at = -inf
+
+    @property
+    def size(self) -> int:
+        """The length of arrays by number."""
+        return self.requested.shape[1]
+
+    def apply(self, cluster_state: ClusterState, window_s: float) -> Generator[None, None, list[CountedPod]]:
+        """Take the changes of bound pods; yields between parts. `window_s` is the window of the statistics.
+
+        The result is what changed in the requests on nodes: all pods if everything is new.
+        """
+        self.lost_numbers, self.new_nodes = [], []
+        counted: list[CountedPod] = []
+        now = cluster_state.now
+        if cluster_state.changes is None:
+            self.owners.forget_pods()
+            self._pods_on.clear()
+            self.requested[:] = 0.0
+            pods = cluster_state.objects.get(BOUND_PODS, {}).values()
+            self.in_flight.keep_only({pod.metadata.uid for pod in pods})
+        if cluster_state.nodes is not self.index:
+            self._take_index(cluster_state.nodes)
+            yield
+        self.prioritized.expire(now)
+        recent_from = now - 2 * window_s - MAX_LAG_S
+        for number, (_, change) in enumerate(cluster_state.changes_of(BOUND_PODS), 1):
+            self._apply_change(change.old, change.new, counted, ChangeTime(now, recent_from))
+            if not number % _STRIDE:
+                yield
+        return counted
+
+    def _apply_change(  # complexity: what the pod was, and what it is
+        self, old: AccountedPod | None, new: AccountedPod | None, counted: list[CountedPod], time: ChangeTime
+    ) -> None:
+        before = None if old is None else _placed_pod(old)
+        after = None if new is None else _placed_pod(new)
+        is_same = before is not None and after is not None and before.uid == after.uid
+        times = PodTimes(-inf, inf) if new is None else bound_pods.pod_times(new)
+        if is_same and after is not None:
+            self.in_flight.start(after.uid, times.started_at, time.now)
+        elif before is not None:
+            self.in_flight.remove(before.uid)
+        if before == after:
+            return
+        if before is not None:
+            self._count(before, -1, counted)
+        if after is None:
+            return
+        owner = self._count(after, 1, counted)
+        if is_same or times.bound_at <= time.recent_from:
+            return
+        self.prioritized.forget(after.uid)
+        if after.uid not in self.in_flight:
+            estimate = partial(self._estimate, owner, after.amounts)
+            number, requests = self._numbers[after.node], after.amounts.counted
+            in_flight = InFlightPod(number, requests, times.bound_at, times.started_at, estimate)
+            self.in_flight.bind(after.uid, in_flight, time.now)
+
+    def _count(self, pod: _PlacedPod, sign: int, counted: list[CountedPod]) -> Owner:
+        number = self._number(pod.node)
+        self._pods_on[pod.node] = self._pods_on.get(pod.node, 0) + sign
+        if not self._pods_on[pod.node]:
+            del self._pods_on[pod.node]
+        owners = self.owners
+        owner = owners.add_pod(pod.key, self.lost_numbers.append) if sign > 0 else owners.remove_pod(pod.key)
+        self.requested[:, number] += [sign * amount for amount in pod.amounts.counted]
+        counted.append(CountedPod(number, owner, pod.amounts, sign))
+        return owner
+
+    def _number(self, node: str) -> int:
+        number = self._numbers.get(node)
+        if number is None:
+            number = self._numbers[node] = self._free.pop() if self._free else len(self._numbers) + 1
+            self.new_nodes.append(number)
+            self._resize(number + 1)
+        return number
+
+    def _resize(self, size: int) -> None:
+        if size > self.size:
+            size = max(size, 2 * self.size)
+            self.requested = np.concatenate([self.requested, np.zeros((2, size - self.size))], axis=1)
+            self.prioritized.resize(size)
+
+    def _take_index(self, index: NodeIndex) -> None:
+        """Number the nodes of an index, and free the numbers of nodes that left it and have no pods."""
+        gone = [name for name in self._numbers if name not in index and name not in self._pods_on]
+        for name in gone:
+            number = self._numbers.pop(name)
+            self._free.append(number)
+            self.requested[:, number] = 0.0
+        self.numbers = np.array([*map(self._number, index.known), 0], np.intp)
+        self.index = index
+
+    def take_pod_samples(  # complexity: steps in order
+        self, cluster_state: ClusterState
+    ) -> Generator[None, None, PodSamples | None]:
+        """The usage of running pods, if there are new samples of it; the estimates of owners are updated.
+
+        Yields between parts.
+        """
+        series = tuple(cluster_state.metrics.series.get(request.key) for request in POD_REQUESTS)
+        if series == self._series or series[0] is None:
+            return None
+        self._series = series
+        pods = cluster_state.objects.get(BOUND_PODS, {})
+        memory = {} if series[1] is None else {name: each.value for name, each in series[1].samples.items()}
+        rows: list[tuple[float, ...]] = []
+        yield
+        for count, (name, sample) in enumerate(series[0].samples.items(), 1):
+            namespace, _, pod_name = name.partition("/")
+            if (pod := pods.get((namespace, pod_name))) is not None:
+                started_at = (series[0].fetched_at if sample.at is None else sample.at) - sample.window_s
+                row = self._pod_sample(pod, sample.value, memory.get(name), started_at)
+                rows += [row] if row is not None else []
+            if not count % _STRIDE:
+                yield
+        if not rows:
+            return None
+        numbers, ages_s, *columns = np.array(rows).T
+        usage, requests = np.stack(columns[:2]), columns[2:]
+        steps = min(max((cluster_state.now - self._sampled_at) / SAMPLE_STEP_S, 0.0), MAX_STEPS)
+        self._sampled_at = cluster_state.now
+        samples = PodSamples(numbers.astype(np.intp), ages_s, usage, steps)
+        self.owners.observe(samples.numbers, samples.ages_s, usage)
+        for resource, requested in enumerate(requests):
+            known = ~np.isnan(usage[resource])
+            if known.any():
+                used = float((usage[resource] * requested)[known].sum())
+                self.owners.cluster_means[resource] = used / float(requested[known].sum())
+        self.has_pod_samples = True
+        return samples
+
+    def _pod_sample(
+        self, pod: AccountedPod, cpu_nano: int, memory_nano: int | None, window_began_at: float
+    ) -> tuple[float, ...] | None:
+        """The owner's number, the age, the usage per requested unit, and the counted requests.
+
+        None for a pod that started within the window, whose mean is lower than its usage.
+        """
+        owner = self.owners.find(bound_pods.owner_key(pod))
+        age_s = window_began_at - bound_pods.pod_times(pod).started_at
+        if owner is None or not age_s >= 0:
+            return None
+        cpu, memory = bound_pods.pod_amounts(pod.spec).counted
+        used_memory = nan if memory_nano is None else memory_nano * _UNITS[1] / memory
+        return owner.number, age_s, cpu_nano * _UNITS[0] / cpu, used_memory, cpu, memory
+
+    def take_node_usage(self, used: Floats, missing_requests: Floats) -> None:
+        """Without statistics of pods: the usage of nodes per requested unit is the mean of the cluster.
+
+        `used` is by resource and number, NaN where unknown; the requests of pods in flight do not count.
+        """
+        if self.has_pod_samples:
+            return
+        for resource in range(len(used)):
+            known = ~np.isnan(used[resource])
+            requested = float((self.requested - missing_requests)[resource, known].sum())
+            if requested > 0:
+                mean = float(used[resource, known].sum()) / requested
+                self.owners.cluster_means[resource] = min(mean, MAX_NODE_MEAN)

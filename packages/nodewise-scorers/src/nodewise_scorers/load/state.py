@@ -1,0 +1,266 @@
+"""The state of the agent load: the predicted load of all nodes, computed from cluster states.
+
+The predicted load of a node is the forecast of its peak over the next minutes, from its statistics, and the estimates
+of its pods in flight. A controller can use the builder as an agent does: it needs only cluster states.
+"""
+
+from collections.abc import Generator, Mapping, Sequence
+from typing import Any, Final, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from nodewise.agent import ClusterState, Inputs, MetricRequest, NodeIndex, ObjectKey, StateBuilder
+from nodewise.agent.state import NODES
+from nodewise.base.quantity import NANO
+from nodewise_scorers.load import bound_pods, node_forecasts
+from nodewise_scorers.load.bound_load import POD_REQUESTS, BoundLoad, CountedPod, EstimateFunction
+from nodewise_scorers.load.bound_pods import BOUND_PODS, OwnedPod
+from nodewise_scorers.load.in_flight import Amount, StatisticsWindow
+from nodewise_scorers.load.node_forecasts import NodeForecasts
+from nodewise_scorers.load.projected_load import ProjectedLoad
+from nodewise_scorers.load.usage_profiles import UsageProfiles
+from nodewise_scorers.statistics import load_annotations, node_usage_reader
+from nodewise_scorers.statistics.node_usage_reader import UsageNode
+
+Floats = NDArray[np.float64]
+Ints = NDArray[np.intp]
+
+NodeFields = UsageNode
+CPU, MEMORY = range(2)
+RATE_WINDOW_S: Final = 120.0
+"""The window of Prometheus' rate of CPU seconds. metrics-server reports its own windows."""
+MAX_AGE_S: Final = 180.0
+"""Statistics that are older count as missing: scrapes of up to a minute may fail twice."""
+NODE_REQUESTS: Final = (
+    MetricRequest(
+        "cpu_usage", max_age_s=MAX_AGE_S, own_query=node_usage_reader.cpu_usage_query(RATE_WINDOW_S)
+    ),
+    MetricRequest("memory_usage", max_age_s=MAX_AGE_S, own_query=node_usage_reader.memory_usage_query()),
+)
+"""Cores and bytes in use on each node."""
+PRESSURE_REQUESTS: Final = tuple(
+    MetricRequest(
+        f"{resource}_pressure",
+        max_age_s=MAX_AGE_S,
+        own_query=f"max by (node, instance) (rate(container_pressure_{resource}_waiting_seconds_total"
+        f'{{id="/"}}[{RATE_WINDOW_S:.0f}s]))',
+        empty_is_healthy=True,
+        is_optional=True,
+    )
+    for resource in ("cpu", "memory")
+)
+"""The share of the time in which some task of the node waited, by the kubelet's PSI (cAdvisor)."""
+_STRIDE: Final = 64
+"""Nodes between two yields."""
+
+
+class NodeSamples(NamedTuple):
+    """One metric by number of a node; NaN where unknown."""
+
+    values: Floats
+    times: Floats
+    windows_s: Floats
+
+
+class LoadState(NamedTuple):
+    """All nodes, by number in the index with one more for unknown nodes; NaN where there are no statistics."""
+
+    nodes: NodeIndex
+    predicted: Floats
+    """By resource: the predicted load as a share of what is allocatable."""
+    used: Floats
+    """By resource: the last sample, in milli-CPU and bytes."""
+    deviation: Floats
+    """By resource: the deviation of samples, as a share of what is allocatable."""
+    capacity: Floats
+    """By resource: what is allocatable, in milli-CPU and bytes; 0 where unknown."""
+    in_flight: Floats
+    """By resource: the estimates of pods in flight, without those that were just prioritized."""
+    methods: NDArray[np.int8]
+    """The method of the CPU's forecast, by number in `node_forecasts.METHODS`."""
+    requested: Floats
+    """By resource: what the pods request, in milli-CPU and bytes."""
+    limits: Floats
+    """By resource: the limits of the pods; a pod without a limit counts with its request."""
+    projected: ProjectedLoad
+    numbers: Ints
+    """By number in the index: the number in `projected` and in `bound.prioritized`."""
+    bound: BoundLoad
+    """Changes later; only `owners` and `prioritized` are read."""
+
+
+class LoadStateBuilder(StateBuilder[LoadState]):
+    """Follows pods and statistics."""
+
+    inputs = Inputs(frozenset({BOUND_PODS}), node_objects=True)
+
+    def __init__(self, estimate: EstimateFunction | None = None) -> None:
+        """`estimate` replaces the estimate of pods in flight by their owners."""
+        self._bound = BoundLoad(estimate)
+        self._profiles = UsageProfiles(self._bound.owners.most)
+        self._projected = ProjectedLoad(np.zeros(1))
+        self._forecasts = (NodeForecasts(1), NodeForecasts(1))
+        self._residuals = np.zeros(1)
+        """The usage of each node that the profiles of its pods do not explain, in cores; decaying mean."""
+        self._capacity = np.zeros((2, 1))
+        self._limits = np.zeros((2, 1))
+        self._series: tuple[Any, ...] = ()
+        """Of the last statistics."""
+        self._samples: tuple[NodeSamples, ...] = ()
+        self._now = 0.0
+
+    def metric_requests(self, objects: Mapping[str, Mapping[ObjectKey, Any]]) -> frozenset[MetricRequest]:  # noqa: ARG002
+        """The usage of nodes and pods, and the pressure of nodes."""
+        return frozenset((*NODE_REQUESTS, *POD_REQUESTS, *PRESSURE_REQUESTS))
+
+    def build(self, cluster_state: ClusterState) -> Generator[None, None, LoadState]:
+        """Take the changes of pods, nodes and statistics."""
+        bound, now = self._bound, cluster_state.now
+        self._now = now
+        changed = yield from bound.apply(cluster_state, RATE_WINDOW_S)
+        self._resize()
+        if cluster_state.changes is None:
+            self._projected = ProjectedLoad(self._capacity[CPU] / 1000)
+            self._limits[:] = 0.0
+        yield from self._take_capacity(cluster_state)
+        yield from self._count_pods(changed)
+        pods = yield from bound.take_pod_samples(cluster_state)
+        if pods is not None:
+            known = pods.numbers >= 0
+            self._profiles.observe(pods.numbers[known], pods.usage[CPU, known], pods.steps)
+        series = tuple(cluster_state.metrics.series.get(r.key) for r in (*NODE_REQUESTS, *PRESSURE_REQUESTS))
+        has_new_samples = series != self._series or not self._samples or cluster_state.changes is None
+        self._series = series
+        self._samples = tuple(self._node_samples(each, cluster_state.nodes, now) for each in series)
+        yield
+        cpu, memory = self._samples[:2]
+        window = StatisticsWindow(
+            np.fmin(cpu.times, memory.times), np.fmax(np.nan_to_num(cpu.windows_s), 1.0)
+        )
+        in_flight, missing_requests = yield from bound.in_flight.count(window, now)
+        used = np.stack([cpu.values * 1000, memory.values])
+        bound.take_node_usage(used, missing_requests)
+        peaks = self._forecast(used, in_flight)
+        yield
+        if has_new_samples or pods is not None or bound.lost_numbers:
+            forecast = self._profiles.forecast(
+                self._projected.requested_by_application(bound.owners.most),
+                float(bound.owners.cluster_means[CPU]),
+            )
+            yield
+            yield from self._projected.update_parts(forecast)
+            predicted = (peaks[CPU] + in_flight[CPU]) / 1000
+            background = np.where(np.isnan(predicted), 0.0, predicted - self._projected.peak)
+            self._projected.set_background(background)
+        return self._state(used, in_flight, peaks)
+
+    def _count_pods(self, changed: Sequence[CountedPod]) -> Generator[None, None, None]:
+        for number in self._bound.lost_numbers:
+            self._projected.add_to_others(number)
+            self._profiles.forget(number)
+        for count, pod in enumerate(changed, 1):
+            change = self._projected.add if pod.sign > 0 else self._projected.remove
+            change(pod.node, pod.owner.number, pod.amounts.counted[CPU] / 1000)
+            for resource, limit in enumerate(pod.amounts.limits):
+                amount = limit if np.isfinite(limit) else pod.amounts.requests[resource]
+                self._limits[resource, pod.node] += pod.sign * amount
+            if not count % _STRIDE:
+                yield
+
+    def _state(self, used: Floats, in_flight: Floats, peaks: Floats) -> LoadState:
+        bound, numbers = self._bound, self._bound.numbers
+        capacity = self._capacity[:, numbers]
+        with np.errstate(divide="ignore", invalid="ignore"):
+            predicted = (peaks + in_flight)[:, numbers] / capacity
+        deviation = np.stack([forecasts.deviation for forecasts in self._forecasts])
+        return LoadState(
+            bound.index,
+            np.where(capacity > 0, predicted, np.nan),
+            used[:, numbers],
+            deviation[:, numbers],
+            capacity,
+            in_flight[:, numbers],
+            self._forecasts[CPU].methods[numbers].astype(np.int8),
+            bound.requested[:, numbers],
+            self._limits[:, numbers],
+            self._projected.copy(),
+            numbers,
+            bound,
+        )
+
+    def _resize(self) -> None:
+        size = self._bound.size
+        if more := size - self._capacity.shape[1]:
+            self._capacity, self._limits = (
+                np.concatenate([values, np.zeros((2, more))], axis=1)
+                for values in (self._capacity, self._limits)
+            )
+            self._residuals = np.concatenate([self._residuals, np.zeros(more)])
+            for forecasts in self._forecasts:
+                forecasts.resize(size)
+            self._projected.set_capacity(self._capacity[CPU] / 1000)
+        if self._bound.new_nodes:
+            nodes = np.array(self._bound.new_nodes)
+            self._capacity[:, nodes] = self._residuals[nodes] = 0.0
+            for forecasts in self._forecasts:
+                forecasts.forget(nodes)
+
+    def _take_capacity(self, cluster_state: ClusterState) -> Generator[None, None, None]:
+        changes = [change.new for _, change in cluster_state.changes_of(NODES) if change.new is not None]
+        for start in range(0, len(changes), _STRIDE):
+            part = changes[start : start + _STRIDE]
+            numbers = self._bound.numbers[cluster_state.nodes.numbers([node.metadata.name for node in part])]
+            capacity = [load_annotations.parse_capacity(node.status.allocatable)[:2] for node in part]
+            self._capacity[:, numbers] = np.array(capacity, np.float64).T
+            yield
+        if changes:
+            self._capacity[:, 0] = 0.0
+            self._projected.set_capacity(self._capacity[CPU] / 1000)
+
+    def _node_samples(self, series: Any, index: NodeIndex, now: float) -> NodeSamples:
+        """A metric by number; a sample without a time is of the time of the response."""
+        values, times, windows_s = np.full((3, self._bound.size), np.nan)
+        if series is not None:
+            samples = series.samples
+            numbers = self._bound.numbers[samples.names.numbers(index)]
+            at = np.where(np.isnan(samples.times), series.fetched_at or np.nan, samples.times)
+            # a sample of the future would seem to include pods that it does not
+            times[numbers] = np.minimum(at, now)
+            values[numbers] = samples.nano_values.astype(np.float64) / NANO
+            is_expression = np.isnan(samples.times)
+            windows_s[numbers] = np.where(is_expression, RATE_WINDOW_S, samples.windows_s)
+            outdated = ~(now - times <= MAX_AGE_S)
+            values[outdated] = times[outdated] = np.nan
+            values[0] = times[0] = np.nan
+        return NodeSamples(values, times, windows_s)
+
+    def _forecast(self, used: Floats, in_flight: Floats) -> Floats:
+        """The forecast peak of each node, by resource, in milli-CPU and bytes."""
+        peaks = np.full_like(used, np.nan)
+        for resource, (forecasts, samples) in enumerate(zip(self._forecasts, self._samples, strict=False)):
+            with np.errstate(divide="ignore", invalid="ignore"):
+                shares = np.where(
+                    self._capacity[resource] > 0, used[resource] / self._capacity[resource], np.nan
+                )
+                profiles = np.full(len(shares), np.nan)
+                if resource == CPU and self._bound.has_pod_samples:
+                    explained = self._projected.mean * 1000 - in_flight[CPU]
+                    residual = np.where(np.isnan(used[CPU]), self._residuals, used[CPU] - explained)
+                    self._residuals += 0.1 * (residual - self._residuals)
+                    peak = self._projected.peak * 1000 - in_flight[CPU] + self._residuals
+                    profiles = np.maximum(peak, 0.0) / self._capacity[CPU]
+            forecasts.observe(shares, samples.times, profiles)
+            forecast = forecasts.forecast(profiles)
+            used_from = node_forecasts.PRESSURE_FROM if resource == CPU else 0.0
+            pressure = self._samples[2 + resource].values
+            forecast = node_forecasts.add_pressure(forecast, shares, pressure, used_from)
+            peaks[resource] = np.where(np.isnan(shares), np.nan, forecast) * self._capacity[resource]
+        return peaks
+
+    def count_prioritized(self, pod: OwnedPod, nodes: Ints) -> None:
+        """The pod was prioritized, and these nodes of the index got the best score."""
+        amounts = bound_pods.pod_amounts(pod.spec)
+        owner = self._bound.owners.find(bound_pods.owner_key(pod))
+        estimate: Amount = self._bound.owners.estimate(owner, amounts, 0.0)
+        self._bound.prioritized.count(pod.metadata.uid, self._bound.numbers[nodes], estimate, self._now)

@@ -1,0 +1,110 @@
+"""Nodes whose counted GPUs are devices of a DRA driver, which kube-scheduler allocates itself.
+
+A pod requests such devices by an extended resource, which a DeviceClass names in `spec.extendedResourceName` or by its
+implicit name (KEP-5004). kube-scheduler delegates a resource to DRA on the nodes that have no allocatable amount of it,
+so one cluster, and even one node, may have both forms. The gpu agent leaves these nodes to kube-scheduler where they
+have devices of the class, or may have: the pool is incomplete, or labels say that the node has GPUs. Source: Kubernetes
+1.37 `pkg/scheduler/framework/plugins/noderesources/fit.go`, shouldDelegateResourceToDRA.
+"""
+
+from collections.abc import Callable, Generator, Iterable, Mapping
+from typing import Final, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from nodewise.agent import NodeIndex
+from nodewise.devices import resource_claims
+from nodewise.devices.device_inventory import DeviceInventory, NodeDevices
+from nodewise.devices.device_selectors import device_matches
+from nodewise.devices.resource_claims import DeviceClass
+from nodewise.devices.resource_slices import EMPTY
+
+Mask = NDArray[np.bool_]
+_STRIDE: Final = 64
+"""Nodes between two yields."""
+
+
+class DraNodes(NamedTuple):
+    """Where kube-scheduler allocates the devices of counting resources."""
+
+    by_resource: Mapping[str, Mask] = {}
+    """By counting resource that a DeviceClass names, (N+1) by node number."""
+    drivers: Mapping[str, tuple[str, ...]] = {}
+    """By node of the index, the drivers of its devices."""
+
+    def left(self, resources: Iterable[str], numbers: NDArray[np.intp]) -> Mask:
+        """By node number, whether a pod that requests these counting resources is left to kube-scheduler there."""
+        left = np.zeros(len(numbers), np.bool_)
+        for resource in resources:
+            if resource in self.by_resource:
+                left |= self.by_resource[resource][numbers]
+        return left
+
+
+NO_DRA_NODES: Final = DraNodes()
+
+
+class DraNodeTable:
+    """Follows the nodes. An update without changes costs nothing."""
+
+    def __init__(self, counts: Iterable[str]) -> None:
+        self._counts = tuple(counts)
+        self._allocatable: dict[str, frozenset[str]] = {}
+        """By node, the counting resources with an allocatable amount; nodes without any are omitted."""
+        self._labelled: set[str] = set()
+        self._index = NodeIndex()
+        self._inputs: tuple[object, ...] = ()
+        """The generation of pools and the classes of the table."""
+        self._table = NO_DRA_NODES
+
+    def put(self, node: str, allocatable: frozenset[str], *, is_labelled: bool) -> None:
+        """Set the counting resources of a node that are allocatable, and whether a label says that it has GPUs."""
+        if self._allocatable.get(node, frozenset()) != allocatable or is_labelled != (node in self._labelled):
+            self._inputs = ()
+        if allocatable:
+            self._allocatable[node] = allocatable
+        else:
+            self._allocatable.pop(node, None)
+        (self._labelled.add if is_labelled else self._labelled.discard)(node)
+
+    def update(
+        self,
+        index: NodeIndex,
+        inventory: DeviceInventory,
+        classes: Iterable[DeviceClass],
+        labels_of: Callable[[str], Mapping[str, str]],
+    ) -> Generator[None, None, DraNodes]:
+        """The nodes of the index that are left to kube-scheduler. `labels_of` returns the labels of a node."""
+        every = tuple(classes)
+        inputs = (inventory.pools_generation, every)
+        if inputs == self._inputs and index is self._index:
+            return self._table
+        mapped = {
+            resource: device_class
+            for resource in self._counts
+            if (device_class := resource_claims.class_of_resource(every, resource)) is not None
+        }
+        by_resource = {resource: np.zeros(len(index.known) + 1, np.bool_) for resource in mapped}
+        drivers: dict[str, tuple[str, ...]] = {}
+        for number, name in enumerate(index.known):
+            if number % _STRIDE == 0:
+                yield
+            devices = inventory.of(name, labels_of(name) if inventory.network_pools else EMPTY)
+            drivers[name] = tuple(dict.fromkeys(each.pool.id.driver for each in devices.pools))
+            for resource in mapped.keys() - self._allocatable.get(name, frozenset()):
+                by_resource[resource][number] = name in self._labelled or may_have(devices, mapped[resource])
+        self._inputs, self._index, self._table = inputs, index, DraNodes(by_resource, drivers)
+        return self._table
+
+
+def may_have(devices: NodeDevices, device_class: DeviceClass) -> bool:
+    """Whether a node has devices of a class, or may have them: a selector or a part of a pool is unknown."""
+    return any(
+        bool(each.pool.problem)
+        or any(
+            all(device_matches(expression, device) is not False for expression in device_class.selectors)
+            for device in each.devices
+        )
+        for each in devices.pools
+    )

@@ -1,0 +1,316 @@
+"""The predicted devices are those that the allocator of Kubernetes 1.37 allocates, for any slices and claims."""
+
+import json
+import random
+import subprocess
+from collections.abc import Callable, Iterator
+from typing import Any, Final
+
+import msgspec
+import pytest
+
+from nodewise.devices import device_allocation
+from nodewise.devices.device_allocation import DeviceUse, NotPredicted
+from nodewise.devices.device_selectors import device_matches
+from nodewise.devices.resource_claims import (
+    DeviceClassObject,
+    ResourceClaim,
+    ResourceClaimObject,
+    parse_device_class,
+    parse_resource_claim,
+)
+from nodewise.devices.resource_slices import (
+    EMPTY,
+    DeviceId,
+    ResourceSliceObject,
+    devices_by_node,
+    parse_resource_slice,
+)
+from tests import short_and_long_case_counts
+from tests.cluster import program_cache
+from tests.cluster.conftest import get_or_skip
+
+Object = dict[str, Any]
+CASES: Final = short_and_long_case_counts.of(300, 6_000)
+DRIVERS: Final = ("b.example.com", "a.example.com")
+NODE: Final[Object] = {"metadata": {"name": "n1", "labels": {"zone": "z1"}}}
+SELECTORS: Final = (
+    'device.driver == "a.example.com"',
+    'device.attributes["a.example.com"].model == "X"',
+    "device.attributes[device.driver].?index.orValue(9) < 3",
+    'device.capacity[device.driver].memory.isGreaterThan(quantity("10Gi"))',
+    '"c.example.com" in device.attributes || device.allowMultipleAllocations',
+    'has(device.attributes["z.example.com"].x)',
+    'device.attributes[device.driver].version.compareTo(semver("1.2.0")) >= 0',
+    "true",
+)
+CLASSES: Final = [
+    {"metadata": {"name": "any"}, "spec": {}},
+    {"metadata": {"name": "of-a"}, "spec": {"selectors": [{"cel": {"expression": SELECTORS[0]}}]}},
+]
+CONSTRAINED: Final = ("a.example.com/model", "b.example.com/index", "c.example.com/numa")
+
+
+def _term(zone: str) -> Object:
+    return {"matchExpressions": [{"key": "zone", "operator": "In", "values": [zone]}]}
+
+
+SCOPES: Final[list[Object]] = [
+    *[{"nodeName": "n1"}] * 5,
+    {"allNodes": True},
+    {"nodeName": "n2"},
+    *[{"nodeSelector": {"nodeSelectorTerms": [_term(zone)]}} for zone in ("z1", "z2")],
+]
+
+
+class Cases:
+    """Builds random cases."""
+
+    def __init__(self, seed: int) -> None:
+        self._random = random.Random(seed)
+
+    def maybe(self, share: float) -> bool:
+        return self._random.random() < share
+
+    def device(self, name: str, counters: bool) -> Object:
+        pick = self._random.choice
+        device: Object = {"name": name, "attributes": {}, "capacity": {}}
+        if self.maybe(0.8):
+            device["attributes"]["model"] = {"string": pick(["X", "Y"])}
+        if self.maybe(0.8):
+            device["attributes"]["index"] = {"int": pick([0, 1, 2, 5])}
+        if self.maybe(0.6):
+            device["attributes"]["c.example.com/numa"] = pick([{"int": 0}, {"int": 1}, {"bool": True}])
+        device["attributes"]["version"] = {"version": pick(["1.2.3", "1.1.0", "1.2.0-rc.1"])}
+        device["capacity"]["memory"] = {"value": pick(["8Gi", "16Gi", "80Gi"])}
+        if self.maybe(0.3):
+            device["allowMultipleAllocations"] = True
+            policy = pick(
+                [
+                    None,
+                    {"default": "1Gi", "validRange": {"min": "1Gi", "step": "2Gi"}},
+                    {"default": "2Gi", "validValues": ["2Gi", "4Gi", "8Gi"]},
+                    {"default": "1Gi", "validRange": {"min": "1Gi", "max": "6Gi"}},
+                ]
+            )
+            if policy:
+                device["capacity"]["memory"]["requestPolicy"] = policy
+        if self.maybe(0.2):
+            effect = pick(["NoSchedule", "NoExecute", "None"])
+            device["taints"] = [{"key": "sick", "value": pick(["", "a"]), "effect": effect}]
+        if self.maybe(0.05):
+            device["bindingConditions"], device["bindingFailureConditions"] = ["ready"], ["failed"]
+        if counters and self.maybe(0.8):
+            amount = {"units": {"value": pick(["1", "2", "4"])}}
+            device["consumesCounters"] = [{"counterSet": "set", "counters": amount}]
+        return device
+
+    def slices(self) -> list[Object]:
+        slices = []
+        for driver in DRIVERS:
+            for pool in self._random.sample(["p2", "p1"], self._random.randint(0, 2)):
+                has_counters = self.maybe(0.3)
+                parts = self._random.randint(1, 2)
+                count = parts + has_counters + self.maybe(0.05)
+                base = {
+                    "driver": driver,
+                    "pool": {"name": pool, "generation": 2, "resourceSliceCount": count},
+                }
+                for part in range(parts):
+                    by_device = self.maybe(0.1)
+                    devices = [
+                        self.device(f"d{part}{at}", has_counters) for at in range(self._random.randint(1, 4))
+                    ]
+                    scope = self._random.choice(SCOPES)
+                    if by_device:
+                        scope = {"perDeviceNodeSelection": True}
+                        for device in devices:
+                            device["nodeName"] = self._random.choice(["n1", "n2"])
+                            # kube-scheduler evaluates selectors for devices of other nodes as well
+                            device["attributes"]["model"] = {"string": "X"}
+                    slices.append(
+                        _slice(f"{driver[0]}-{pool}-{9 - part}", {**base, **scope, "devices": devices})
+                    )
+                if has_counters:
+                    shared = [{"name": "set", "counters": {"units": {"value": "5"}}}]
+                    slices.append(
+                        _slice(f"{driver[0]}-{pool}-c", {**base, "nodeName": "n1", "sharedCounters": shared})
+                    )
+        self._random.shuffle(slices)
+        return slices
+
+    def form(self, *, is_alternative: bool) -> Object:
+        pick = self._random.choice
+        form: Object = {"deviceClassName": pick(["any", "any", "of-a"]), "allocationMode": "ExactCount"}
+        if self.maybe(0.1):
+            form["allocationMode"] = "All"
+        else:
+            form["count"] = pick([1, 1, 1, 2, 3])
+        if self.maybe(0.4):
+            form["selectors"] = [{"cel": {"expression": pick(SELECTORS)}}]
+        if self.maybe(0.3):
+            form["tolerations"] = [
+                {"key": "sick", "operator": "Exists"},
+                {"operator": "Equal", "value": "a"},
+            ][: pick([1, 2])]
+        if self.maybe(0.3):
+            form["capacity"] = {"requests": {"memory": pick(["1Gi", "3Gi", "4Gi", "12Gi"])}}
+        if not is_alternative and self.maybe(0.1):
+            form["adminAccess"] = True
+        return form
+
+    def claim(self, number: int) -> Object:
+        requests: list[Object] = []
+        for at in range(self._random.choice([1, 1, 2, 3])):
+            if self.maybe(0.25):
+                alternatives: list[Object] = [
+                    {"name": f"s{n}", **self.form(is_alternative=True)} for n in range(2)
+                ]
+                requests.append({"name": f"r{at}", "firstAvailable": alternatives})
+            else:
+                requests.append({"name": f"r{at}", "exactly": self.form(is_alternative=False)})
+        constraints: list[Object] = []
+        if self.maybe(0.3):
+            kind = self._random.choice(["matchAttribute", "distinctAttribute"])
+            names = self._random.choice([[], ["r0"], ["r0", "r1"], ["r0/s1", "r1"]])
+            constraints.append({kind: self._random.choice(CONSTRAINED), "requests": names})
+        meta = {"name": f"c{number}", "namespace": "default", "uid": f"u{number}"}
+        return {"metadata": meta, "spec": {"devices": {"requests": requests, "constraints": constraints}}}
+
+    def allocated(self, slices: list[Object]) -> list[Object]:
+        results: list[Object] = []
+        for item in slices:
+            spec = item["spec"]
+            for device in spec.get("devices", ()):
+                if self.maybe(0.3):
+                    result: Object = {"request": "r", "driver": spec["driver"], "pool": spec["pool"]["name"]}
+                    result["device"] = device["name"]
+                    if device.get("allowMultipleAllocations"):
+                        result["shareID"] = f"00000000-0000-0000-0000-{len(results):012}"
+                        if self.maybe(0.8):
+                            result["consumedCapacity"] = {"memory": self._random.choice(["1Gi", "6Gi"])}
+                    elif self.maybe(0.1):
+                        result["adminAccess"] = True
+                    results.append(result)
+        meta = {"name": "others", "namespace": "default", "uid": "others"}
+        return [{"metadata": meta, "status": {"allocation": {"devices": {"results": results}}}}]
+
+    def case(self) -> Object:
+        slices = self.slices()
+        claims = [self.claim(number) for number in range(self._random.choice([1, 1, 2]))]
+        return {
+            "Node": NODE,
+            "Slices": slices,
+            "Classes": CLASSES,
+            "Claims": claims,
+            "Allocated": self.allocated(slices),
+        }
+
+
+def _slice(name: str, spec: Object) -> Object:
+    return {"metadata": {"name": name}, "spec": spec}
+
+
+def use_of(claims: list[ResourceClaim]) -> DeviceUse:
+    taken: set[DeviceId] = set()
+    shared: dict[DeviceId, dict[str, int]] = {}
+    for claim in claims:
+        for held in claim.devices:
+            if held.share_id:
+                amounts = shared.setdefault(held.device, {})
+                for name, nano in held.consumed_capacity.items():
+                    amounts[name] = amounts.get(name, 0) + nano
+            elif not held.is_admin_access:
+                taken.add(held.device)
+    return DeviceUse(taken, shared)
+
+
+def predicted(case: Object) -> Any:
+    """The request and device of each claim; the reason if they are not predicted; None if the claims do not fit."""
+    slices = [parse_resource_slice(msgspec.convert(each, ResourceSliceObject)) for each in case["Slices"]]
+    labels = NODE["metadata"]["labels"]
+    pools = devices_by_node(slices, {"n1": labels}).get("n1", ())
+    classes = [parse_device_class(msgspec.convert(each, DeviceClassObject)) for each in case["Classes"]]
+    claims, others = (
+        [parse_resource_claim(msgspec.convert(each, ResourceClaimObject)) for each in case[key]]
+        for key in ("Claims", "Allocated")
+    )
+    by_name = {each.metadata.name: each for each in classes}
+    prediction = device_allocation.predict_devices(pools, claims, by_name, use_of(others), device_matches)
+    if prediction is None or isinstance(prediction, NotPredicted):
+        return prediction
+    listed: list[list[Any]] = [[] for _ in claims]
+    for each in prediction:
+        consumed = {name.partition("/")[2]: nano for name, nano in (each.consumed or EMPTY).items()}
+        listed[each.claim].append((each.request, *each.device.id, each.is_admin_access, consumed))
+    return listed
+
+
+def allocated(answer: Object) -> Any:
+    """The same of the Go program: the error, None, or the devices."""
+    if answer["Error"]:
+        return answer["Error"]
+    if answer["Results"] is None:
+        return None
+    object_ = {"metadata": {"name": "c"}}
+    claims = [
+        parse_resource_claim(
+            msgspec.convert({**object_, "status": {"allocation": each}}, ResourceClaimObject)
+        )
+        for each in answer["Results"]
+    ]
+    return [
+        [
+            (
+                each.request,
+                *each.device,
+                each.is_admin_access,
+                {name.partition("/")[2]: nano for name, nano in each.consumed_capacity.items()},
+            )
+            for each in claim.devices
+        ]
+        for claim in claims
+    ]
+
+
+@pytest.fixture(scope="module")
+def upstream(request: pytest.FixtureRequest) -> Iterator[Callable[[Object], Object]]:
+    """Sends a case to the allocator of Kubernetes."""
+    program = get_or_skip(request, program_cache.device_allocator)
+    with subprocess.Popen([program], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+        stdin, stdout = process.stdin, process.stdout
+        assert stdin is not None
+        assert stdout is not None
+
+        def ask(case: Object) -> Object:
+            stdin.write(json.dumps(case) + "\n")
+            stdin.flush()
+            answer: Object = json.loads(stdout.readline())
+            return answer
+
+        yield ask
+        stdin.close()
+
+
+def test_prediction_is_the_allocation_of_kubernetes(upstream: Callable[[Object], Object]) -> None:
+    different, counts = [], dict.fromkeys(("fits", "does not fit", "error", "not predicted"), 0)
+    for seed in range(CASES):
+        case = Cases(seed).case()
+        actual, ours = allocated(upstream(case)), predicted(case)
+        if isinstance(actual, str):
+            counts["error"] += 1
+            is_equal = ours is None or isinstance(ours, NotPredicted)
+        elif isinstance(ours, NotPredicted):
+            # an incomplete pool may still get the device that fits
+            counts["not predicted"] += 1
+            is_equal = ours.reason.startswith("the search takes") or (
+                actual is None and ours.reason.startswith("pool ")
+            )
+        else:
+            counts["does not fit" if actual is None else "fits"] += 1
+            is_equal = ours == actual
+        if not is_equal:
+            different.append((seed, actual, ours))
+    assert not different, f"{len(different)} of {CASES}, such as {different[:3]}"
+    assert counts["fits"] > CASES // 4
+    assert counts["does not fit"] > CASES // 8

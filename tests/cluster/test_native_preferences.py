@@ -1,0 +1,126 @@
+"""Preferences in native mode on a real control plane: classes of nodes as labels, and preferred terms in pods."""
+
+from functools import partial
+from pathlib import Path
+
+import pytest
+
+from tests.cluster import extender_process, kubernetes_objects, native_mode, read_only_commands
+from tests.cluster.api_client import ClusterApi, Object
+from tests.cluster.api_user_kubeconfigs import User
+from tests.cluster.audit_log_reader import AuditLog
+from tests.cluster.controlplane import ControlPlane
+from tests.cluster.fake_custom_metrics_server import FakeCustomMetricsApi
+from tests.cluster.namespace_sandboxes import Sandbox, wait
+from tests.cluster.placement_policy_specs import GROUP, policy
+
+pytestmark = pytest.mark.kubernetes_versions(oldest=36)
+
+ACCOUNT = "system:serviceaccount:nodewise:nodewise"
+NODES = [f"n{number}" for number in range(10)]
+
+
+@pytest.fixture(scope="module")
+def account(plane: ControlPlane) -> User:
+    return native_mode.install_with_account(plane)
+
+
+def classes(api: ClusterApi, uid: str) -> dict[str, str]:
+    """The class of each node for a policy, by its label."""
+    key = f"{native_mode.LABEL_PREFIX}{uid}.preference"
+    nodes = api.get("/api/v1/nodes")["items"]
+    labels = {node["metadata"]["name"]: node["metadata"].get("labels", {}) for node in nodes}
+    return {name: each[key] for name, each in labels.items() if key in each}
+
+
+def create_policy(sandbox: Sandbox, app: str, **spec: object) -> Object:
+    return sandbox.put(policy({"podSelector": {"matchLabels": {"app": app}}} | spec, name=app))
+
+
+def preferred_terms(pod: Object) -> list[tuple[int, list[Object]]]:
+    affinity = pod["spec"].get("affinity", {}).get("nodeAffinity", {})
+    terms = affinity.get("preferredDuringSchedulingIgnoredDuringExecution", [])
+    return [(term["weight"], term["preference"]["matchExpressions"]) for term in terms]
+
+
+def admitted(sandbox: Sandbox, app: str) -> Object:
+    """A pod as the API server would store it."""
+    pod = kubernetes_objects.pod("probe", labels={"app": app})
+    path = f"/api/v1/namespaces/{sandbox.namespace}/pods"
+    made: Object = sandbox.api.request("POST", path, json=pod, params={"dryRun": "All"}).json()
+    return made
+
+
+def explanation(sandbox: Sandbox, pod: str, plane: ControlPlane) -> str:
+    explained = read_only_commands.run(
+        "explain", f"{sandbox.namespace}/{pod}", f"--kubeconfig={plane.admin.kubeconfig}"
+    )
+    assert explained.returncode == 0, explained.stderr
+    return explained.stdout
+
+
+def has_classes(api: ClusterApi, uid: str, expected: dict[str, str]) -> bool | None:
+    return classes(api, uid) == expected or None
+
+
+def prefers_classes(sandbox: Sandbox, app: str, uid: str, weight: int) -> bool | None:
+    """Whether a new pod has a term for each class but the last."""
+    key = f"{native_mode.LABEL_PREFIX}{uid}.preference"
+    terms = preferred_terms(admitted(sandbox, app))
+    return (
+        all(
+            (weight * (5 - number), [{"key": key, "operator": "In", "values": [str(number)]}]) in terms
+            for number in (1, 2, 3, 4)
+        )
+        or None
+    )
+
+
+def test_pods_prefer_the_best_class_of_a_metric(
+    plane: ControlPlane,
+    sandbox: Sandbox,
+    metrics: FakeCustomMetricsApi,
+    account: User,
+    audit_log: AuditLog,
+    tmp_path: Path,
+) -> None:
+    api = sandbox.api
+    sandbox.nodes(*map(kubernetes_objects.node, NODES))
+    metrics.set("power", {name: 100 - number for number, name in enumerate(NODES)})
+    metrics.set("heat", {name: 90 if name == "n9" else 20 for name in NODES})
+    rank = {"metric": "power", "order": "Ascending", "weight": 3}
+    avoid = [{"metric": "heat", "above": 80}]
+    only, both, soft = (
+        create_policy(sandbox, app, prefer=[rank], **more)["metadata"]["uid"]
+        for app, more in (
+            ("only", {}),
+            ("both", {"avoid": avoid}),
+            ("soft", {"avoid": avoid, "enforcement": "Preferred"}),
+        )
+    )
+    create_policy(sandbox, "shadow", prefer=[rank], mode="Shadow")
+    expected = {name: str(5 - number // 2) for number, name in enumerate(NODES)}
+    with (
+        plane.start_scheduler({}),
+        extender_process.controller(account, tmp_path, "--namespace=nodewise", "--sync-period=500ms"),
+    ):
+        for app, uid in (("only", only), ("both", both), ("soft", soft)):
+            wait(f"nodes have classes of {app}", partial(has_classes, api, uid, expected))
+            wait(f"pods of {app} prefer them", partial(prefers_classes, sandbox, app, uid, 3))
+        assert native_mode.requires(admitted(sandbox, "both"), both)
+        assert not native_mode.requires(admitted(sandbox, "only"), only)
+        assert len(preferred_terms(admitted(sandbox, "soft"))) == 5
+        assert preferred_terms(admitted(sandbox, "shadow")) == []
+        sandbox.pods(*(kubernetes_objects.pod(app, labels={"app": app}) for app in ("only", "both", "soft")))
+        assert sandbox.expect_bound("only") in {"n8", "n9"}
+        assert sandbox.expect_bound("both") == "n8"
+        assert sandbox.expect_bound("soft") == "n8"
+        text = explanation(sandbox, "only", plane)
+        assert "it prefers nodes by the classes of placement policy" in text
+        assert "2 in class 1, 2 in class 2, 2 in class 3, 2 in class 4, 2 in class 5" in text
+        # the metric is lost: classes stay; a deleted policy takes its labels along
+        metrics.fail("power")
+        api.delete(f"/apis/{GROUP}/namespaces/{sandbox.namespace}/placementpolicies/only")
+        wait("the labels are removed", partial(has_classes, api, only, {}))
+        assert classes(api, both) == expected
+    assert [request for request in audit_log.requests(ACCOUNT) if request.is_refused] == []

@@ -1,0 +1,110 @@
+"""The search of kube-scheduler for devices: its order, and where its result is unknown."""
+
+from typing import Any
+
+from nodewise.devices.device_allocation import (
+    DeviceUse,
+    NotPredicted,
+    Prediction,
+    blocked_devices,
+    predict_devices,
+)
+from nodewise.devices.device_selectors import device_matches
+from nodewise.devices.resource_claims import ClaimRequest, DeviceClass, DeviceRequest, ResourceClaim
+from nodewise.devices.resource_slices import (
+    CounterConsumption,
+    Device,
+    DeviceId,
+    DeviceObjectMetadata,
+    DeviceTaint,
+    NodeDevicePool,
+    NodeScope,
+    ResourceSlice,
+    build_pool,
+)
+
+CLASSES = {"gpu": DeviceClass(metadata=DeviceObjectMetadata(name="gpu"))}
+
+
+def pool(name: str, *devices: Device, slices: int = 1, **fields: Any) -> NodeDevicePool:
+    item = ResourceSlice(
+        metadata=DeviceObjectMetadata(name=name),
+        driver="d",
+        pool=name,
+        generation=1,
+        slice_count=slices,
+        scope=NodeScope("n"),
+        devices=devices,
+        **fields,
+    )
+    return NodeDevicePool(build_pool([item]), devices)
+
+
+def device(name: str, in_pool: str = "p", **fields: Any) -> Device:
+    return Device(driver="d", pool=in_pool, name=name, **fields)
+
+
+def claim(*forms: DeviceRequest) -> ResourceClaim:
+    requests = tuple(ClaimRequest(form.name, (form,)) for form in forms)
+    return ResourceClaim(metadata=DeviceObjectMetadata(name="c"), requests=requests)
+
+
+def gpus(count: int = 1, **fields: Any) -> DeviceRequest:
+    return DeviceRequest("r", "gpu", count=count, **fields)
+
+
+NOTHING_IN_USE = DeviceUse()
+
+
+def names(prediction: Prediction) -> list[str]:
+    assert prediction is not None
+    assert not isinstance(prediction, NotPredicted)
+    return [each.device.name for each in prediction]
+
+
+def predict(
+    pools: list[NodeDevicePool], *forms: DeviceRequest, use: DeviceUse = NOTHING_IN_USE
+) -> Prediction:
+    return predict_devices(pools, [claim(*forms)], CLASSES, use, device_matches)
+
+
+def test_first_free_devices_are_taken_in_the_order_of_their_slice() -> None:
+    pools = [pool("p", device("b"), device("a"), device("c"), device("e"))]
+    use = DeviceUse(
+        {DeviceId("d", "p", "b")}, taints={DeviceId("d", "p", "a"): (DeviceTaint("k", "NoSchedule"),)}
+    )
+    assert names(predict(pools, gpus(2), use=use)) == ["c", "e"]
+    assert predict(pools, gpus(3), use=use) is None
+
+
+def test_claim_that_may_fit_an_incomplete_pool_is_not_predicted() -> None:
+    pools = [pool("o", device("a", "o")), pool("p", device("b"), slices=2)]
+    assert names(predict(pools, gpus())) == ["a"]
+    unknown = predict(pools, gpus(2))
+    assert unknown == NotPredicted("pool d/p: found 1 of 2 slices of generation 1")
+
+
+def test_selector_that_cannot_be_evaluated_is_not_a_rejection() -> None:
+    unknown = predict([pool("p", device("a"))], gpus(selectors=("device.unknown() == 1",)))
+    assert unknown == NotPredicted("selector of request r cannot be evaluated")
+
+
+def test_search_of_a_hostile_claim_ends_without_a_prediction() -> None:
+    devices = [device(f"g{at}", attributes={"d/x": at % 2}) for at in range(24)]
+    wanted = [DeviceRequest(f"r{at}", "gpu", count=6) for at in range(4)]
+    impossible = DeviceRequest("last", "gpu", selectors=("false",))
+    result = predict([pool("p", *devices)], *wanted, impossible)
+    assert isinstance(result, NotPredicted)
+    assert "steps" in result.reason
+
+
+def test_device_whose_counters_are_used_up_is_blocked() -> None:
+    parts = [
+        device(name, consumes_counters=(CounterConsumption("gpu", {"slices": size}),))
+        for name, size in (("half-1", 4), ("half-2", 4), ("whole", 8))
+    ]
+    pools = [pool("p", *parts, counter_sets={"gpu": {"slices": 8}})]
+    use = DeviceUse({DeviceId("d", "p", "half-1")})
+    assert [each.device for each in blocked_devices(pools, use)] == ["whole"]
+    assert names(predict(pools, gpus(), use=use)) == ["half-2"]
+    assert predict(pools, gpus(2), use=use) is None
