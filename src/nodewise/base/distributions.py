@@ -15,6 +15,7 @@ EXTRAS: Final = {"nodewise-cpu": "cpu", "nodewise-scorers": "scorers"}
 AGENTS: Final = "nodewise.agents"
 COMMANDS: Final = "nodewise.commands"
 LEADER_TASKS: Final = "nodewise.leader_tasks"
+COMPUTED_METRICS: Final = "nodewise.computed_metrics"
 
 
 @cache

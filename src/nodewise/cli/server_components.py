@@ -25,8 +25,9 @@ from nodewise.agent.controller_interface import (
 )
 from nodewise.base.clock import Clock, format_rfc3339
 from nodewise.base.option import SettingsByGroup
-from nodewise.engine import metric_values_endpoint, object_feed
+from nodewise.engine import computed_metrics, metric_values_endpoint, object_feed
 from nodewise.engine.agent_chain import AgentChain
+from nodewise.engine.computed_metrics import ComputationInputs
 from nodewise.engine.leader_controller_loop import LeaderLoop
 from nodewise.engine.metric_values_endpoint import MetricValuesEndpoint
 from nodewise.engine.node_shards import NodeShards
@@ -355,6 +356,9 @@ def create_snapshot_components(
         tools.registry,
     )
     sources = create_metric_sources(paths.metrics, paths.objects_from, dependencies)
+    if api is not None:
+        inputs = ComputationInputs(api, api.namespace, tuple(sources), refresh, tools.clock)
+        sources = [*computed_metrics.create_sources(inputs), *sources]
     own_nodes = None if shards is None else StoredNames(feed.nodes)
     refresher = MetricsRefresher(sources, refresh, *tools, own_nodes)
     states = create_agent_states(config)

@@ -22,7 +22,7 @@ from nodewise.metrics import aggregation
 from nodewise.metrics.node_attributes import first_label
 from nodewise.metrics.node_index import NodeIndex
 from nodewise.metrics.series import Column, Series, ValueState
-from nodewise.metrics.source_table import PROMETHEUS, SOURCES
+from nodewise.metrics.source_table import COMPUTED, PROMETHEUS, SOURCES
 
 CauseReason = Literal[
     "NoSeriesOfNodes",
@@ -108,6 +108,8 @@ contain labels of any series."""
 def source_title(source: str) -> str:
     """How messages name a source. The name of one of several servers contains its address, which is left out."""
     kind = source.partition(" ")[0]
+    if kind == COMPUTED:
+        return "nodewise's computation"
     return SOURCES[kind].title if kind in SOURCES else f"the source {kind}"
 
 

@@ -380,7 +380,10 @@ class SourceSelector:
         self._logged = {key for key in self._logged if key[0] not in gone}
 
     def _supporting_sources(self, request: MetricRequest) -> list[MetricsSource]:
-        return [source for source in self._sources if source.supports(request)]
+        """Those that may have the metric. No other source is asked for a metric that nodewise computes."""
+        supporting = [source for source in self._sources if source.supports(request)]
+        computed = [source for source in supporting if source.name == source_table.COMPUTED]
+        return computed or supporting
 
     def _is_search_due(self, request: MetricRequest) -> bool:
         """Whether to query all sources in the configured order."""

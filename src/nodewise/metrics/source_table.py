@@ -13,6 +13,8 @@ CUSTOM: Final = "custom"
 RESOURCE: Final = "resource"
 PROMETHEUS: Final = "prometheus"
 FILE: Final = "file"
+COMPUTED: Final = "computed"
+"""The source of metrics that nodewise computes. `--metrics` does not name it."""
 
 CLUSTER: Final = "a cluster"
 """The requirement of sources that the API server serves, which a user can read with the rights of a kubeconfig."""
