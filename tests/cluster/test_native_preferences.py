@@ -1,14 +1,24 @@
 """Preferences in native mode on a real control plane: classes of nodes as labels, and preferred terms in pods."""
 
+import time
+from collections import Counter
 from functools import partial
 from pathlib import Path
+from typing import Final
 
 import pytest
 
-from tests.cluster import extender_process, kubernetes_objects, native_mode, read_only_commands
+from tests.cluster import (
+    extender_process,
+    fake_metrics_server,
+    kubernetes_objects,
+    native_mode,
+    read_only_commands,
+)
 from tests.cluster.api_client import ClusterApi, Object
 from tests.cluster.api_user_kubeconfigs import User
 from tests.cluster.audit_log_reader import AuditLog
+from tests.cluster.child_processes import Process
 from tests.cluster.controlplane import ControlPlane
 from tests.cluster.fake_custom_metrics_server import FakeCustomMetricsApi
 from tests.cluster.namespace_sandboxes import Sandbox, wait
@@ -124,3 +134,52 @@ def test_pods_prefer_the_best_class_of_a_metric(
         wait("the labels are removed", partial(has_classes, api, only, {}))
         assert classes(api, both) == expected
     assert [request for request in audit_log.requests(ACCOUNT) if request.is_refused] == []
+
+
+PODS: Final = 100
+_PERIOD_S: Final = 0.1
+_USE_MILLI: Final = 150
+"""What a pod uses. It requests 100 milli-CPU."""
+
+
+def usage(api: ClusterApi, namespace: str) -> dict[str, int]:
+    """The number of pods on each node."""
+    pods = api.get(f"/api/v1/namespaces/{namespace}/pods")["items"]
+    return Counter(node for pod in pods if (node := pod["spec"].get("nodeName")))
+
+
+def is_evaluated(controller: Process, at: float) -> bool | None:
+    """Whether the labels are those of a snapshot of this time or later."""
+    return (extender_process.gauge(controller, "evaluation_timestamp_seconds") or 0.0) >= at or None
+
+
+def test_a_burst_avoids_busy_nodes_and_is_spread_by_the_predicted_load(
+    plane: ControlPlane, sandbox: Sandbox, account: User, tmp_path: Path
+) -> None:
+    """The pods come slower than labels change."""
+    api, namespace = sandbox.api, sandbox.namespace
+    sandbox.nodes(*(kubernetes_objects.node(name, cpu="16") for name in NODES))
+    base = {name: 14_500 if name in {"n0", "n1"} else 800 + 40 * number for number, name in enumerate(NODES)}
+    spec = {"podSelector": {}, "prefer": [{"metric": "predicted_cpu_share", "order": "Ascending"}]}
+    uid = sandbox.put(policy(spec))["metadata"]["uid"]
+    options = ("--namespace=nodewise", f"--sync-period={_PERIOD_S}s", "--metrics=resource")
+    with (
+        fake_metrics_server.behind(api, tmp_path) as metrics,
+        plane.start_scheduler({}),
+        extender_process.controller(account, tmp_path, *options) as controller,
+    ):
+        metrics.cpu = {name: f"{milli}m" for name, milli in base.items()}
+        wait("all nodes have classes", lambda: len(classes(api, uid)) == len(NODES) or None)
+        assert {classes(api, uid)[name] for name in ("n0", "n1")} == {"5"}
+        for number in range(PODS):
+            sandbox.pods(kubernetes_objects.pod(f"p{number}"))
+            sandbox.expect_bound(f"p{number}")
+            bound_at = time.time()
+            counts = usage(api, namespace)
+            metrics.cpu = {name: f"{milli + _USE_MILLI * counts[name]}m" for name, milli in base.items()}
+            wait("labels follow", partial(is_evaluated, controller, bound_at + 2 * _PERIOD_S))
+        counts = usage(api, namespace)
+    print(counts)
+    assert counts["n0"] + counts["n1"] == 0, counts
+    others = [counts[name] for name in NODES[2:]]
+    assert max(others) - min(others) <= 2, counts

@@ -85,9 +85,7 @@ class _Computation:
         self.refresher = MetricsRefresher(inputs.sources, inputs.refresh, inputs.clock, registry)
         builders = {COMPUTED: metrics.state()}
         period_s = inputs.refresh.sync_period_s
-        self.cache = SnapshotCache(
-            builders, feed.stores, self.refresher, inputs.clock, registry, period_s
-        )
+        self.cache = SnapshotCache(builders, feed.stores, self.refresher, inputs.clock, registry, period_s)
         self.refresher.subscribe(self.cache.touch)
         self.cache.touch()
         self.tasks = [*feed.tasks, self.refresher.run, self.cache.run]
@@ -133,8 +131,12 @@ class ComputedMetricsSource:
         what = f"metric {request.metric} computed by nodewise"
         if self._requested_s - computation.began_s < START_S:
             raise NoValues(what, cause=NEVER_FETCHED)
-        text = f"waits for {', '.join(waiting[:3])}" if waiting else "has no statistics of a node"
-        raise NoValues(what, cause=computation.cause() or missing_values.cause("NoSeries", COMPUTED, text))
+        text, remedy = "has no statistics of a node", "check the source of the usage of nodes"
+        if waiting:
+            text = f"waits for {', '.join(waiting[:3])}"
+            remedy = "kube_lost in nodewise's log has the error"
+        cause = computation.cause() or missing_values.cause("NoSeries", COMPUTED, text, remedy)
+        raise NoValues(what, cause=cause)
 
     async def _run(self, computation: _Computation) -> None:
         """Run the tasks until nothing has been requested for `IDLE_S`."""
@@ -165,9 +167,7 @@ def create_sources(inputs: ComputationInputs) -> list[MetricsSource]:
     ]
 
 
-def _sample_columns(
-    snapshot: Snapshot, values: NDArray[np.float64]
-) -> Generator[None, None, SampleColumns]:
+def _sample_columns(snapshot: Snapshot, values: NDArray[np.float64]) -> Generator[None, None, SampleColumns]:
     """The samples of all nodes with a value. Their time is that of the snapshot."""
     known = np.flatnonzero(np.isfinite(values[: len(snapshot.nodes)]))
     columns = SampleColumns([], [], [], [])

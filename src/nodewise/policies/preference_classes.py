@@ -30,7 +30,7 @@ HYSTERESIS: Final = 0.5
 CHANGED_SHARE: Final = 0.1
 """The largest share of the nodes whose class a policy changes per period; at least one node."""
 CHANGES_PER_S: Final = 1.0
-"""Changes of classes by all policies on average."""
+"""Changes of classes by all policies on average; one per period if that is more."""
 HELD_S: Final = 600.0
 """The time for which a node without values keeps its class."""
 
@@ -130,7 +130,7 @@ class PreferenceClasses:
         `current_labels` are those of a node, by its name. `now_s` is monotonic. With shards, `share` is that of these
         nodes among all nodes.
         """
-        earned = max(0.0, now_s - self._at_s) * CHANGES_PER_S * share
+        earned = max(0.0, now_s - self._at_s) * max(CHANGES_PER_S, 1 / period_s) * share
         most_saved = max(CHANGED_SHARE * len(nodes), 1.0)
         self._changes_left, self._at_s = min(self._changes_left + earned, most_saved), now_s
         by_namespace: dict[str, list[RankedPolicy]] = {"": []}
