@@ -129,7 +129,7 @@ class Fixture:
                 await asyncio.sleep(0.01)
 
     async def wait_values(self, values: dict[str, int]) -> None:
-        await self.wait(lambda found: found == values)
+        await self.wait(lambda fetched: fetched == values)
 
 
 @pytest.fixture
@@ -171,7 +171,7 @@ async def test_the_cause_is_that_of_the_metric_that_is_missing(
         assert await fixture.fetch() is NEVER_FETCHED
         await asyncio.sleep(0.01)
     monkeypatch.setattr(computed_metrics, "START_S", 0.0)
-    await fixture.wait(lambda found: found == cause)
+    await fixture.wait(lambda fetched: fetched == cause)
 
 
 async def test_missing_rights_are_the_cause(fixture: Fixture, monkeypatch: pytest.MonkeyPatch) -> None:

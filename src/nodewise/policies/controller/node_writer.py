@@ -155,7 +155,9 @@ class LabelWriter:
         if self._pending is None:
             return None
         pending: dict[str, dict[str, PendingLabel]] = {}
-        for node, wanted in self._pending.items():
+        nodes = self._pending if keys else [node for node in self._patcher.failures if node in self._pending]
+        for node in nodes:
+            wanted = self._pending[node]
             current = self._owned.get(node, {})
             for key in {key for key, _ in wanted.items() ^ current.items()}:
                 if key in keys or node in self._patcher.failures:

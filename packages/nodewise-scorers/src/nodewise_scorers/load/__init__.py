@@ -9,6 +9,7 @@
 | `bound_load.py` | follows the bound pods of cluster states, for all scoring agents |
 | `node_forecasts.py` | forecasts of each node's peak, chosen by backtest |
 | `state.py` | the predicted load of all nodes, for the agent and for controllers |
+| `predicted_metrics.py` | the predicted load as metrics of policies |
 | `usage_profiles.py` | the usage of pods of the same application, learned from statistics |
 | `projected_load.py` | the load of nodes once they are full, and the node for which a pod increases overload least |
 | `published_formulas.py` | the scores of Trimaran, Koordinator and Volcano |
