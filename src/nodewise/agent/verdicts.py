@@ -1,7 +1,7 @@
 """Results of an agent's plugin: verdicts and scores, with their evidence. Part of the public contract."""
 
-from collections.abc import Mapping
-from typing import Any, Final, Literal, Protocol
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Final, Literal, Protocol, overload
 
 import msgspec
 import numpy as np
@@ -91,6 +91,33 @@ class Evidence(msgspec.Struct, frozen=True, eq=False, gc=False):
     """Its weight in the mean of all rules that only rank."""
 
 
+class DeferredEvidence(Sequence[Evidence]):
+    """Evidence that is gathered when it is first read, which is after the response: kube-scheduler does not wait."""
+
+    __slots__ = ("_evidence", "_gather")
+
+    def __init__(self, gather: Callable[[], Sequence[Evidence]]) -> None:
+        self._gather: Callable[[], Sequence[Evidence]] | None = gather
+        self._evidence: Sequence[Evidence] = ()
+
+    def _gathered(self) -> Sequence[Evidence]:
+        if self._gather is not None:
+            self._evidence, self._gather = self._gather(), None
+        return self._evidence
+
+    def __len__(self) -> int:
+        return len(self._gathered())
+
+    @overload
+    def __getitem__(self, at: int) -> Evidence: ...
+
+    @overload
+    def __getitem__(self, at: slice) -> Sequence[Evidence]: ...
+
+    def __getitem__(self, at: int | slice) -> Evidence | Sequence[Evidence]:
+        return self._gathered()[at]
+
+
 class Details(Protocol):
     """Additional information about each candidate. Texts are made when they are read."""
 
@@ -133,7 +160,7 @@ class Verdict(msgspec.Struct, frozen=True, eq=False, gc=False):
     codes: NDArray[np.int16]
     """By candidate: 0 passes, k is rejected for `reasons[k - 1]`."""
     reasons: tuple[Reason, ...]
-    evidence: tuple[Evidence, ...] = ()
+    evidence: Sequence[Evidence] = ()
     joined: Joined | None = None
     """How the verdict follows from the evidence, for counterfactuals in `explain`.
 
@@ -164,7 +191,7 @@ class Scores(msgspec.Struct, frozen=True, eq=False, gc=False):
 
     points: NDArray[np.int64]
     """By candidate, whole numbers from 0 to `MAX_SCORE`."""
-    evidence: tuple[Evidence, ...] = ()
+    evidence: Sequence[Evidence] = ()
     details: Details | None = None
     label: str = ""
     """Which of the agent's priorities this is; empty for an agent without named priorities. Set by the chain."""

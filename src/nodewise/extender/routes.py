@@ -5,6 +5,7 @@ regular response: with `ignorable: true`, kube-scheduler places a pod without th
 """
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any, ClassVar, Final, NamedTuple
 
 import msgspec
@@ -199,15 +200,14 @@ class Extender:
         snapshot, now = self.current_snapshot(body)
         exchange = RequestEntry(path=path, at=now, generation=snapshot.generation)
         try:
-            handled = self._request_handler.handle(path, body, snapshot, now)
-            self.store_decision(handled.decision)
-            parts = handled.encode()
+            decision, encode = self._request_handler.handle(path, body, snapshot, now)
+            parts = encode()
         except Exception as error:
             failed = msgspec.structs.replace(exchange, error=type(error).__name__)
             self._recorder.record_request(failed, body, [str(error).encode()])
             raise
         self._recorder.record_request(exchange, body, parts)
-        return Response(200, parts)
+        return Response(200, parts, completion=partial(self.store_decision, decision))
 
     async def _handle_decisions_request(self, request: Request) -> Response:
         page = decision_json.encode_page(self._ring, request.query)
@@ -292,9 +292,12 @@ class BindRoutes:
     async def _handle_bind_request(self, request: Request) -> Response:
         binding = wire_format.decode_binding(request.body)
         outcome = await self._bindings.bind(binding)
-        self._extender.store_decision(self._decision_about_bind(binding, outcome))
         is_refused = bool(outcome.error) and self._binder.bind_errors == "status"
-        return Response(404 if is_refused else 200, wire_format.bind_response(outcome.error))
+        return Response(
+            404 if is_refused else 200,
+            wire_format.bind_response(outcome.error),
+            completion=lambda: self._extender.store_decision(self._decision_about_bind(binding, outcome)),
+        )
 
     def _decision_about_bind(self, binding: wire_format.BindingArgs, outcome: BindOutcome) -> Decision:
         snapshot, at = self._extender.current_snapshot()

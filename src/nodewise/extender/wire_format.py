@@ -248,8 +248,8 @@ def rename_keys(raw: bytes, shape: Shape) -> bytes:
     return _encode(renamed)
 
 
-_HOST: Final = b'{"Host":'
-_SCORES: Final = [b'"Score":%d}' % score for score in range(MAX_SCORE + 1)]
+_HOST, _SCORE = b'{"Host":', b'"Score":'
+_SCORES: Final = [b"%d}" % score for score in range(MAX_SCORE + 1)]
 
 
 def _as_words(texts: Sequence[bytes]) -> NDArray[np.uint64]:
@@ -258,8 +258,9 @@ def _as_words(texts: Sequence[bytes]) -> NDArray[np.uint64]:
     return np.frombuffer(b"".join(text.rjust(width) for text in texts), np.uint64).reshape(len(texts), -1)
 
 
-_HOST_WORDS: Final = _as_words([_HOST])
-_SCORE_WORDS: Final = _as_words([score + b"," for score in _SCORES])
+_HOST_WORDS, _SCORE_WORDS = _as_words([_HOST])[0], _as_words([_SCORE + _SCORES[0].rjust(7) + b","])[0]
+_SCORE_ENDS: Final = _as_words([score + b"," for score in _SCORES])[:, 0]
+"""The last word of a node with its score."""
 _COMMA_TO_COLON: Final = np.frombuffer(bytes(7) + bytes([ord(",") ^ ord(":")]), np.uint64)
 """Changes the last byte of a word."""
 Part = bytes | memoryview
@@ -306,15 +307,12 @@ def encode_host_priority_list(names: Names, points: NDArray[np.int64]) -> list[P
     if table is None:
         quoted = _quote_names_at_positions(names, np.arange(len(names)))
         parts = [
-            _HOST + name + b"," + _SCORES[score] for name, score in zip(quoted, points.tolist(), strict=True)
+            _HOST + name + b"," + _SCORE + _SCORES[score]
+            for name, score in zip(quoted, points.tolist(), strict=True)
         ]
         return [b"[" + b",".join(parts) + b"]\n"]
-    text = table.text(names.numbers)
-    begin, end = _HOST_WORDS.shape[1], _SCORE_WORDS.shape[1]
-    rows = np.empty((len(text), begin + text.shape[1] + end), np.uint64)
-    rows[:, :begin] = _HOST_WORDS
-    rows[:, begin:-end] = text
-    rows[:, -end:] = _SCORE_WORDS.take(points, 0)
+    rows = table.framed_text(_HOST_WORDS, _SCORE_WORDS, names.numbers)
+    rows[:, -1] = _SCORE_ENDS.take(points)
     return [b"[", _without_last_comma(rows), b"]\n"]
 
 
@@ -608,7 +606,7 @@ def filter_response(request: CandidateRequest[Any], decision: Decision) -> list[
         if for_good.any():
             unresolvable = _encode_failed_nodes(decision, for_good)
     tail = (b',"FailedNodes":', *failed, b',"FailedAndUnresolvableNodes":', *unresolvable, b',"Error":""}\n')
-    positions = np.flatnonzero(kept)
+    positions = kept.nonzero()[0]
     if request.nodes is None:
         return [b'{"Nodes":null,"NodeNames":', *encode_name_list(decision.names, positions), *tail]
     parts: list[Part] = [b","] * (2 * len(positions))
@@ -623,10 +621,10 @@ def _encode_failed_nodes(decision: Decision, rejected: NDArray[np.bool_]) -> lis
         return [b"{}"]
     left = rejected.copy()
     for _, verdict in decision.verdicts:
-        codes = np.where(left, verdict.codes, 0)
+        codes = verdict.codes * left
         left &= codes == 0
         for code, reason in enumerate(verdict.reasons, 1):
-            chosen = np.flatnonzero(codes == code)
+            chosen = (codes == code).nonzero()[0]
             if len(chosen):
                 parts += [b",", encode_name_map(decision.names, chosen, _encode(reason.text()))]
     return [b"{", *parts[1:], b"}"]

@@ -506,19 +506,17 @@ class Column(NamedTuple):
             old & (self.initial_states == ValueState.FRESH), np.uint8(ValueState.STALE), self.initial_states
         )
 
-    def ages_s(self, now: float, numbers: Numbers | slice = slice(None)) -> NDArray[np.float64]:
-        """Seconds since the values of these nodes were measured, never negative; NaN where unknown."""
-        states = (
-            self.initial_states[numbers] if isinstance(numbers, slice) else self.initial_states.take(numbers)
-        )
-        is_measured = states == ValueState.FRESH
+    def ages_s(self, now: float, numbers: Numbers, initial_states: States) -> NDArray[np.float64]:
+        """Seconds since the values of these nodes were measured, never negative; NaN where unknown. `initial_states`
+        are theirs.
+        """
         if self.times.strides == (0,):
             age_s = max(now - float(self.times[0]), 0.0)
-            if is_measured.all():
-                return np.broadcast_to(age_s, len(is_measured))
-            return np.where(is_measured, age_s, np.nan)
-        ages: NDArray[np.float64] = np.where(is_measured, np.maximum(now - self.times[numbers], 0.0), np.nan)
-        return ages
+            if not initial_states.any():  # all are FRESH: one number in memory, as `broadcast_to` makes it
+                return np.ndarray(len(numbers), np.float64, np.array(age_s), strides=(0,))
+            return np.where(initial_states == ValueState.FRESH, age_s, np.nan)
+        ages = np.maximum(now - self.times.take(numbers), 0.0)
+        return np.where(initial_states == ValueState.FRESH, ages, np.nan)
 
 
 def empty_column(index: NodeIndex) -> Column:

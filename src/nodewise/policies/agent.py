@@ -21,6 +21,7 @@ from nodewise.agent import (
     Snapshot,
     Verdict,
 )
+from nodewise.agent.verdicts import DeferredEvidence
 from nodewise.base import clock
 from nodewise.base.errors import truncate
 from nodewise.policies import (
@@ -186,8 +187,10 @@ class TelemetryAgent(FilterPlugin[PodFields, TelemetryState], ScorePlugin[PodFie
         values = CandidateValues(candidates)
         preferring = (_policy_verdict(state, values) for state in states if state.policy.only_prefers)
         rejecting = [verdict for verdict in preferring if verdict is not None]
-        ranks, evidence = _combined_ranks(states, values)
-        evidence += tuple(chain.from_iterable(verdict.evidence for verdict in rejecting))
+        ranks, preferred = _combined_ranks(states, values)
+        evidence = (
+            preferred if not rejecting else _join_evidence([preferred, *(v.evidence for v in rejecting)])
+        )
         if rejecting:
             rejections = [verdict.codes != 0 for verdict in rejecting]
             return Scores(rule_evaluation.scores_of_avoided(ranks, rejections), evidence)
@@ -267,9 +270,13 @@ def _required_labels(pod: PodFields) -> frozenset[str]:
     return frozenset(requirement.key for requirement in requirements)
 
 
+def _join_evidence(parts: Sequence[Sequence[Evidence]]) -> Sequence[Evidence]:
+    return DeferredEvidence(lambda: tuple(chain.from_iterable(parts)))
+
+
 def _combined_ranks(
     states: Iterable[PolicyState], values: CandidateValues
-) -> tuple[rule_evaluation.Ranks | None, tuple[Evidence, ...]]:
+) -> tuple[rule_evaluation.Ranks | None, Sequence[Evidence]]:
     """The ranks of the candidates by all preferences, and the evidence; no ranks without preferences."""
     preferences = [(state.policy.key, preference) for state in states for preference in state.preferences]
     if not preferences:
@@ -278,11 +285,13 @@ def _combined_ranks(
         [preference.ranks.take(values.candidates.numbers) for _, preference in preferences],
         [preference.weight for _, preference in preferences],
     )
-    evidence = (
-        preference.evaluation.evidence(values, key, weight=float(preference.weight))
-        for key, preference in preferences
+    evidence = DeferredEvidence(
+        lambda: [
+            preference.evaluation.evidence(values, key, weight=float(preference.weight))
+            for key, preference in preferences
+        ]
     )
-    return ranks, tuple(evidence)
+    return ranks, evidence
 
 
 def _policy_verdict(state: PolicyState, values: CandidateValues) -> Verdict | None:
@@ -292,9 +301,11 @@ def _policy_verdict(state: PolicyState, values: CandidateValues) -> Verdict | No
     key = state.policy.key
     codes, reasons, joined = state.verdict
     codes = codes.take(values.candidates.numbers)
-    evidence = tuple(
-        evaluation.evidence(values, key, group)
-        for evaluation, group in zip(state.filter_rules, state.policy.groups(), strict=True)
+    evidence = DeferredEvidence(
+        lambda: [
+            evaluation.evidence(values, key, group)
+            for evaluation, group in zip(state.filter_rules, state.policy.groups(), strict=True)
+        ]
     )
     return Verdict(
         codes, reasons, evidence, joined, policies=(PolicyRejections(key.text(), codes != 0, joined),)
@@ -314,7 +325,7 @@ def _combine_verdicts(verdicts: Sequence[Verdict]) -> Verdict | None:
     return Verdict(
         codes,
         tuple(reasons),
-        tuple(chain.from_iterable(verdict.evidence for verdict in verdicts)),
+        _join_evidence([verdict.evidence for verdict in verdicts]),
         policies=tuple(chain.from_iterable(verdict.policies for verdict in verdicts)),
     )
 

@@ -72,8 +72,8 @@ def places_in_classes(ranks: Sequence[Ranks], weights: Sequence[int]) -> Places:
     """
     combined = rule_evaluation.combine_ranks(ranks, weights)
     measured = combined >= 0
-    places = rule_evaluation.count_better(combined) * (CLASSES / max(int(measured.sum()), 1))
-    return np.where(measured, places, np.nan)
+    better, count = rule_evaluation.count_better(combined)
+    return np.where(measured, better * (CLASSES / max(count, 1)), np.nan)
 
 
 def change_classes(places: Places, before: Classes, most: int) -> tuple[Classes, int]:

@@ -71,10 +71,14 @@ class CandidateValues:
         column, numbers = inputs.column, self.candidates.numbers
         key = id(column.values), id(inputs.states)
         if key not in self._gathered:
+            states = inputs.states.take(numbers)
+            measured = (
+                states if inputs.states is column.initial_states else column.initial_states.take(numbers)
+            )
             self._gathered[key] = (
                 column.values.take(numbers),
-                inputs.states.take(numbers),
-                column.ages_s(inputs.evaluated_at, numbers),
+                states,
+                column.ages_s(inputs.evaluated_at, numbers, measured),
             )
         return self._gathered[key]
 
@@ -477,10 +481,11 @@ def combine_ranks(ranks: Sequence[Ranks], weights: Sequence[int]) -> Ranks:
     """
     if len(ranks) == 1:
         return ranks[0]
-    places = [
-        np.where(each >= 0, count_better(each) / max(int((each >= 0).sum()) - 1, 1), 1.0) for each in ranks
-    ]
-    mean = np.average(places, axis=0, weights=weights)
+    shares = []
+    for each in ranks:
+        places, count = count_better(each)
+        shares.append(np.where(each >= 0, places / max(count - 1, 1), 1.0))
+    mean = np.average(shares, axis=0, weights=weights)
     combined = np.full(len(mean), -1, np.int64)
     measured = np.flatnonzero(np.logical_or.reduce([each >= 0 for each in ranks]))
     # equal means can differ by rounding errors, and must not be different ranks
@@ -502,23 +507,24 @@ def scores_of_avoided(ranks: Ranks | None, rejections: Sequence[NDArray[np.bool_
     return np.where(is_best, np.maximum(scores_from_ranks(best), 1), 0)
 
 
-def count_better(ranks: Ranks) -> NDArray[np.int64]:
-    """How many measured candidates have a better value than each candidate, given their dense ranks."""
-    measured = ranks >= 0
-    shares = np.bincount(ranks[measured], minlength=1)
-    better = np.cumsum(shares) - shares
-    return np.where(measured, better[ranks], 0)
+def count_better(ranks: Ranks) -> tuple[NDArray[np.int64], int]:
+    """How many measured candidates have a better value than each candidate, given their dense ranks: all but one for a
+    candidate without a value. And the number of measured candidates.
+    """
+    positions = ranks + 1  # 0 for a candidate without a value
+    shares = np.bincount(positions, minlength=1)
+    count = len(ranks) - int(shares[0])
+    better = shares.cumsum()
+    better -= shares
+    better -= shares[0]
+    better[0] = max(count - 1, 0)
+    return better.take(positions), count
 
 
 def scores_from_ranks(ranks: Ranks) -> NDArray[np.int64]:
     """Scores 0..10 of the candidates, given their dense ranks in the order of the request."""
-    measured = ranks >= 0
-    count = int(measured.sum())
-    if not count:
-        return np.zeros(len(ranks), np.int64)
-    rank = count_better(ranks)
+    places, count = count_better(ranks)
     if count <= _STEPWISE:
-        scores = MAX_SCORE - rank
-    else:
-        scores = np.rint(MAX_SCORE * (count - 1 - rank) / (count - 1)).astype(np.int64)
-    return np.where(measured, scores, 0)
+        return np.where(ranks >= 0, MAX_SCORE - places, 0)
+    scores = (count - 1 - places) * MAX_SCORE / (count - 1)
+    return np.rint(scores, out=scores).astype(np.int64)

@@ -192,6 +192,8 @@ def _context(pair: X509KeyPair, bundle: CertificateBundle | None) -> ServerConte
     # With a ticket a client could resume its session after its CA was removed: resumption verifies nothing. OpenSSL
     # keeps sessions that TLS 1.2 resumes by id in the context, so they end with it; see `client_authorizer`.
     context.options |= ssl.OP_NO_TICKET | ssl.OP_NO_RENEGOTIATION
+    # All suites are strong. Go prefers AES-128-GCM, which takes 0.8 of the time of AES-256-GCM.
+    context.options &= ~ssl.OP_CIPHER_SERVER_PREFERENCE
     context.num_tickets = 0
     if bundle is not None:
         context.verify_mode = ssl.CERT_REQUIRED

@@ -195,7 +195,9 @@ class ExtenderWithoutSockets:
         routes = {route.path: route for route in self.extender.routes()}
         for path, body in zip(("/scheduler/filter", "/scheduler/prioritize"), bodies, strict=True):
             request = Request("POST", path, {}, body, "application/json", "")
-            assert routes[path].handler(request).status == 200
+            response = routes[path].handler(request)
+            assert response.status == 200
+            response.completion()
             await asyncio.sleep(0)
 
 

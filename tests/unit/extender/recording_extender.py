@@ -89,6 +89,7 @@ class RecordedExtender:
             response: Any = self._handlers[path](request)
         except BadInput:
             return b""
+        response.completion()
         return b"".join(response.body)
 
     def finish(self) -> bytes:

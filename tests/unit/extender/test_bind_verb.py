@@ -65,6 +65,7 @@ def play(
     request = Request("POST", "/scheduler/bind", {}, json.dumps(body).encode(), "application/json", "")
     handler: Any = routes[0].handler
     answer = asyncio.run(handler(request))
+    answer.completion()
     assert bindings.asked == [BindingArgs("p", "d", "u", "n1")]
     assert decisions == list(ring.about("d", "p"))
     return answer.status, json.loads(answer.body), decisions

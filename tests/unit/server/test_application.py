@@ -62,6 +62,27 @@ async def ask(app, path="/echo", *parts: bytes, method="POST", headers=None, bod
     return answer_of(exchange.response)
 
 
+async def test_completion_runs_once_after_the_response_and_cannot_fail_it() -> None:
+    ran = []
+
+    def complete() -> None:
+        ran.append(1)
+        raise ValueError
+
+    app = app_of(Route("POST", "/x", lambda _: Response(200, b"{}", completion=complete)))
+    exchange = app.open(head_of("POST", "/x", JSON), RemotePeer())
+    exchange.start()
+    exchange.receive(b"{}")
+    assert exchange.finish() is None
+    assert ran == []
+    with capture_logs() as lines:
+        exchange.complete()
+        exchange.close(sent=True)
+    assert ran == [1]
+    assert [line["event"] for line in lines] == ["request_failed"]
+    assert answer_of(exchange.response).status == 200
+
+
 def answer_of(response: Response) -> ParsedResponse:
     header, _, body = b"".join(application.encode_response(response, close=False)).partition(b"\r\n\r\n")
     status, *lines = header.decode().split("\r\n")

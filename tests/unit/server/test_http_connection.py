@@ -307,9 +307,11 @@ async def test_a_client_that_does_not_read_its_answer(metrics_registry):
 
 
 async def test_client_that_leaves_during_its_response_affects_no_other(metrics_registry):
+    completed = []
+
     async def slow(_request: Request) -> Response:
         await asyncio.sleep(0.03)
-        return Response(200, b"late")
+        return Response(200, b"late", completion=lambda: completed.append(1))
 
     async with run_server(PLAIN, [Route("POST", "/slow", slow), ECHO], metrics_registry) as server:
         async with open_client(server) as caller:
@@ -320,6 +322,7 @@ async def test_client_that_leaves_during_its_response_affects_no_other(metrics_r
         await asyncio.sleep(0.05)
         assert (await request_on_new_connection(server)).status == 200
         assert not server._connections.tasks
+        assert completed == [1]
 
 
 async def test_http_1_0_is_answered_and_closed():
