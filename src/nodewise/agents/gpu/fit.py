@@ -5,12 +5,12 @@ where these GPUs suffice for its init containers. Nothing is reserved. Source of
 Scheduling 0.5.6, `pkg/gpuscheduler/scheduler.go`.
 
 Details of each candidate for explanations are the GPUs that the pod would get, or the missing amount: views of the
-arrays of a fit. They hold no reference to the layout, because decisions are stored for a long time and would keep the
-layout in memory. Texts are rendered on demand.
+arrays of a fit. After `nbytes` was read, as for each stored decision, they hold no reference to the layout, because
+decisions are stored for a long time and would keep the layout in memory. Texts are rendered on demand.
 """
 
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
 import numpy as np
@@ -127,13 +127,20 @@ class Rejections:
     def result(self, choices: Sequence[GpuChoice], preferred: Mask) -> "FitResult":
         """The result of these choices of containers, which count where the pod is not rejected."""
         fits = self.codes == 0
-        if not fits.all():
-            choices = [choice.only(fits) for choice in choices]
-        names = self._candidate_gpus.layout.names
         shortfalls = Shortfalls(
-            names, tuple(self._resources), self._gpus, self._lacking, self._free, self._wanted
+            self._candidate_gpus.layout.names,
+            tuple(self._resources),
+            self._gpus,
+            self._lacking,
+            self._free,
+            self._wanted,
         )
-        return FitResult(self.codes, tuple(self.reasons), tuple(choices), fits & preferred, shortfalls)
+        return FitResult(
+            self.codes,
+            tuple(self.reasons),
+            fits & preferred,
+            lambda: (tuple(choice.only(fits) for choice in choices), shortfalls),
+        )
 
 
 def _count_gpus(gpus: Mask) -> NDArray[np.int8]:
@@ -141,24 +148,53 @@ def _count_gpus(gpus: Mask) -> NDArray[np.int8]:
     return counted
 
 
-class FitResult(NamedTuple):
-    """The result by candidate (M)."""
+class FitResult:
+    """The result by candidate (M). What a filter request does not need is gathered when it is first read."""
 
-    codes: NDArray[np.int16]
-    """0 if the pod fits, k if it does not for `reasons[k - 1]`."""
-    reasons: tuple[Reason, ...]
-    containers: tuple[GpuChoice, ...]
-    """By container of the demand; -1 where the pod does not fit."""
-    preferred: Mask
-    """Whether the pod fits and takes the GPU that a telemetry policy prefers."""
-    shortfalls: Shortfalls
-    """The amounts that rejected candidates lack."""
+    __slots__ = ("_gather", "_gathered", "codes", "preferred", "reasons")
+
+    def __init__(
+        self,
+        codes: NDArray[np.int16],
+        reasons: tuple[Reason, ...],
+        preferred: Mask,
+        gather: Callable[[], tuple[tuple[GpuChoice, ...], Shortfalls]],
+    ) -> None:
+        """`gather` returns `containers` and `shortfalls`."""
+        self.codes = codes
+        """0 if the pod fits, k if it does not for `reasons[k - 1]`."""
+        self.reasons = reasons
+        self.preferred = preferred
+        """Whether the pod fits and takes the GPU that a telemetry policy prefers."""
+        self._gather: Callable[[], tuple[tuple[GpuChoice, ...], Shortfalls]] | None = gather
+        self._gathered: tuple[tuple[GpuChoice, ...], Shortfalls]
+
+    @property
+    def containers(self) -> tuple[GpuChoice, ...]:
+        """By container of the demand; -1 where the pod does not fit."""
+        return self._read()[0]
+
+    @property
+    def shortfalls(self) -> Shortfalls:
+        """The amounts that rejected candidates lack."""
+        return self._read()[1]
+
+    def _read(self) -> tuple[tuple[GpuChoice, ...], Shortfalls]:
+        if self._gather is not None:
+            self._gathered, self._gather = self._gather(), None
+        return self._gathered
 
     def some(self, candidates: NDArray[np.intp]) -> "FitResult":
         """The result of some candidates, in any order."""
-        containers = tuple(choice.some(candidates) for choice in self.containers)
-        preferred, shortfalls = self.preferred[candidates], self.shortfalls.some(candidates)
-        return FitResult(self.codes[candidates], self.reasons, containers, preferred, shortfalls)
+        return FitResult(
+            self.codes.take(candidates),
+            self.reasons,
+            self.preferred.take(candidates),
+            lambda: (
+                tuple(choice.some(candidates) for choice in self.containers),
+                self.shortfalls.some(candidates),
+            ),
+        )
 
     def gpus(self, candidate: int) -> tuple[tuple[int, ...], ...]:
         """The positions of the GPUs of each container on a candidate; empty tuples if it does not fit."""

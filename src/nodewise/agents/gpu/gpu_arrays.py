@@ -454,7 +454,8 @@ class CandidateGpus:
         """Take amounts from GPUs (C, M) that have them."""
         for resource, amount in per_gpu.items():
             if amount:
-                self._free[resource] = self.free(resource) - taken.astype(np.int64) * amount
+                amounts: Amounts = np.multiply(taken, amount, dtype=np.int64)
+                self._free[resource] = np.subtract(self.free(resource), amounts, out=amounts)
 
     def usable(self) -> Mask:
         """(C, M): GPUs that exist and are not disabled."""
