@@ -68,7 +68,9 @@ def test_whatever_a_pod_says_is_a_demand_within_bounds_or_a_problem_in_few_words
 ) -> None:
     parsed = pod_gpu_requests.parse_demand(pod(containers, init, annotations), profile, options)
     if parsed.problem is not None:
-        assert parsed == pod_gpu_requests.Demand(problem=parsed.problem)
+        assert parsed == pod_gpu_requests.Demand(problem=parsed.problem, refused=parsed.refused)
+        assert all(map(profile.has, parsed.refused))
+        assert len(parsed.refused) <= pod_gpu_requests.MOST_RESOURCES
         assert parsed.problem.words
         assert parsed.problem.hint
         assert len(parsed.problem.text()) <= 256

@@ -116,17 +116,20 @@ class DeviceClass(msgspec.Struct, frozen=True, gc=False, kw_only=True):
     """The resource that `spec.extendedResourceName` names; empty if none."""
 
 
-def class_of_resource(classes: Iterable[DeviceClass], resource: str) -> DeviceClass | None:
-    """The class whose devices an extended resource counts; None if it counts none.
+def classes_by_resource(classes: Iterable[DeviceClass]) -> dict[str, DeviceClass]:
+    """By extended resource, the class whose devices it counts: the resource that a class names, and the implicit one.
 
-    Of several classes the newest counts, then the first by name.
+    Of several classes that name a resource the newest counts, then the first by name.
     """
-    implicit = resource.removeprefix(IMPLICIT_RESOURCE_PREFIX)
-    if implicit != resource:
-        return next((each for each in classes if each.metadata.name == implicit), None)
-    named = [each for each in classes if each.extended_resource == resource]
-    named.sort(key=lambda each: each.metadata.name)
-    return max(named, key=lambda each: each.metadata.creation_timestamp or "", default=None)
+    by_age = sorted(classes, key=lambda each: each.metadata.name, reverse=True)
+    by_age.sort(key=lambda each: each.metadata.creation_timestamp or "")
+    named = {each.extended_resource: each for each in by_age if each.extended_resource}
+    return named | {f"{IMPLICIT_RESOURCE_PREFIX}{each.metadata.name}": each for each in by_age}
+
+
+def class_of_resource(classes: Iterable[DeviceClass], resource: str) -> DeviceClass | None:
+    """The class whose devices an extended resource counts; None if it counts none."""
+    return classes_by_resource(classes).get(resource)
 
 
 # The claims of pods

@@ -300,14 +300,11 @@ class GpuAgent(
     def _left_to_scheduler(self, demand: Demand, agent_state: GpuState, candidates: Names) -> Mask:
         """By candidate, whether kube-scheduler allocates GPUs of the pod there itself.
 
-        A pod that is invalid everywhere is left nowhere; it is unknown what another invalid pod requests.
+        The rules of a device plugin by which a pod is invalid do not apply there.
         """
-        if demand.problem is not None:
-            requested: Iterable[str] = () if demand.problem.at_once else self._profile.counts
-        else:
-            containers: Iterable[ContainerRequest] = (*demand.containers, *demand.init_containers)
-            requested = {resource for container in containers for resource in container.per_gpu}
-        return agent_state.dra.left(requested, candidates.numbers)
+        containers: Iterable[ContainerRequest] = (*demand.containers, *demand.init_containers)
+        requested = {resource for container in containers for resource in container.per_gpu}
+        return agent_state.dra.left(demand.refused | requested, candidates.numbers)
 
     def _explain_nodes_without_gpus(
         self, verdict: Verdict, candidates: Names, agent_state: GpuState, demand: Demand

@@ -1,4 +1,4 @@
-"""Nodes whose counted GPUs are devices of a DRA driver, which kube-scheduler allocates itself.
+"""Nodes whose GPUs are devices of a DRA driver, which kube-scheduler allocates itself.
 
 A pod requests such devices by an extended resource, which a DeviceClass names in `spec.extendedResourceName` or by its
 implicit name (KEP-5004). kube-scheduler delegates a resource to DRA on the nodes that have no allocatable amount of it,
@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from nodewise.agent import NodeIndex
+from nodewise.agents.gpu.vendor_resource_names import ResourceProfile
 from nodewise.devices import resource_claims
 from nodewise.devices.device_inventory import DeviceInventory, NodeDevices
 from nodewise.devices.device_selectors import device_matches
@@ -26,15 +27,15 @@ _STRIDE: Final = 64
 
 
 class DraNodes(NamedTuple):
-    """Where kube-scheduler allocates the devices of counting resources."""
+    """Where kube-scheduler allocates the devices of a profile's resources."""
 
     by_resource: Mapping[str, Mask] = {}
-    """By counting resource that a DeviceClass names, (N+1) by node number."""
+    """By resource that a DeviceClass names, (N+1) by node number."""
     drivers: Mapping[str, tuple[str, ...]] = {}
     """By node of the index, the drivers of its devices."""
 
     def left(self, resources: Iterable[str], numbers: NDArray[np.intp]) -> Mask:
-        """By node number, whether a pod that requests these counting resources is left to kube-scheduler there."""
+        """By node number, whether a pod that requests these resources is left to kube-scheduler there."""
         left = np.zeros(len(numbers), np.bool_)
         for resource in resources:
             if resource in self.by_resource:
@@ -48,10 +49,10 @@ NO_DRA_NODES: Final = DraNodes()
 class DraNodeTable:
     """Follows the nodes. An update without changes costs nothing."""
 
-    def __init__(self, counts: Iterable[str]) -> None:
-        self._counts = tuple(counts)
+    def __init__(self, profile: ResourceProfile) -> None:
+        self._profile = profile
         self._allocatable: dict[str, frozenset[str]] = {}
-        """By node, the counting resources with an allocatable amount; nodes without any are omitted."""
+        """By node, the resources with an allocatable amount; nodes without any are omitted."""
         self._labelled: set[str] = set()
         self._index = NodeIndex()
         self._inputs: tuple[object, ...] = ()
@@ -59,7 +60,7 @@ class DraNodeTable:
         self._table = NO_DRA_NODES
 
     def put(self, node: str, allocatable: frozenset[str], *, is_labelled: bool) -> None:
-        """Set the counting resources of a node that are allocatable, and whether a label says that it has GPUs."""
+        """Set the resources of a node that are allocatable, and whether a label says that it has GPUs."""
         if self._allocatable.get(node, frozenset()) != allocatable or is_labelled != (node in self._labelled):
             self._inputs = ()
         if allocatable:
@@ -82,8 +83,8 @@ class DraNodeTable:
             return self._table
         mapped = {
             resource: device_class
-            for resource in self._counts
-            if (device_class := resource_claims.class_of_resource(every, resource)) is not None
+            for resource, device_class in resource_claims.classes_by_resource(every).items()
+            if self._profile.has(resource)
         }
         by_resource = {resource: np.zeros(len(index.known) + 1, np.bool_) for resource in mapped}
         drivers: dict[str, tuple[str, ...]] = {}

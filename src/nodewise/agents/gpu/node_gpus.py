@@ -385,7 +385,7 @@ class NodeGpus(NamedTuple):
     unplaced: frozenset[str] = frozenset()
     """Counting resources of which it is not known which GPUs have them (`place_units_of_held_gpus`)."""
     allocatable: frozenset[str] = frozenset()
-    """Counting resources with an allocatable amount."""
+    """Resources of the profile with an allocatable amount."""
     missing: MissingGpus = MissingGpus()
     """What was looked for and what the node has, if it has no GPUs."""
 
@@ -466,7 +466,7 @@ class _Notes:
         self.limit = ""
         """The limit because of which the node has no GPUs."""
         self.allocatable: frozenset[str] = frozenset()
-        """The counting resources with an allocatable amount."""
+        """The resources of the profile with an allocatable amount."""
         self.unclear = ""
         """The label or annotation because of which it is not known which GPUs the node has."""
 
@@ -519,7 +519,7 @@ def _find_gpus(
     annotations = node.metadata.annotations or NodeAnnotations()
     positive = _positive_amounts(resources, profile, "allocatable", notes)
     counting = {resource: positive[resource] for resource in sorted(profile.counts) if resource in positive}
-    notes.allocatable = _shared_set(tuple(counting))
+    notes.allocatable = _shared_set(tuple(sorted(positive)))
     amounts = AllocatableAmounts(
         counting,
         {resource: amount for resource, amount in positive.items() if resource not in counting},

@@ -237,6 +237,8 @@ class Demand(NamedTuple):
     """The placement of the pod; None if the setting applies."""
     problem: InvalidDemand | None = None
     """Why the pod fits nowhere."""
+    refused: frozenset[str] = frozenset()
+    """With a problem, the resources that the pod requests, at most MOST_RESOURCES of them."""
     cpu_milli: int = 0
     """The CPU request of all containers, for typical pods."""
 
@@ -266,8 +268,8 @@ def parse_demand(pod: GpuPod, profile: ResourceProfile, options: GpuOptions) -> 
     if not gpu_pod_fields.requests_gpu_resources(pod, profile):
         return NOTHING
     ordinary, init = pod.spec.containers or (), pod.spec.initContainers or ()
+    every = (*ordinary, *init)
     try:
-        every = (*ordinary, *init)
         requests = [_gpu_requests(container, profile) for container in every]
         demands = tuple(
             _container_demand(container.name, amounts, profile)
@@ -287,7 +289,8 @@ def parse_demand(pod: GpuPod, profile: ResourceProfile, options: GpuOptions) -> 
         )
         _check_topology(demand)
     except _Refused as error:
-        return Demand(problem=error.reason)
+        resources = {name for each in every for name in gpu_pod_fields.requested_gpu_resources(each, profile)}
+        return Demand(problem=error.reason, refused=frozenset(sorted(resources)[:MOST_RESOURCES]))
     return demand
 
 

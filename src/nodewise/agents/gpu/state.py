@@ -235,7 +235,7 @@ class GpuState(NamedTuple):
     device_classes: Mapping[str, DeviceClass] = {}
     """By name."""
     dra: DraNodes = NO_DRA_NODES
-    """The nodes whose counted GPUs kube-scheduler allocates itself."""
+    """The nodes whose GPUs kube-scheduler allocates itself."""
 
 
 class GpuStateBuilder(AllocationStateBuilder[GpuState]):
@@ -283,7 +283,7 @@ class GpuStateBuilder(AllocationStateBuilder[GpuState]):
         self._index = NodeIndex()
         self._missing = MissingGpusTable()
         self._devices = DeviceInventoryBuilder()
-        self._dra = DraNodeTable(self._profile.counts)
+        self._dra = DraNodeTable(self._profile)
         self._rows: dict[str, int] = {}
         self._layout = gpu_arrays.build_layout((), np.zeros(1, np.intp), self._profile.subdevices)
 

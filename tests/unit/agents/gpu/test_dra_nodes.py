@@ -157,6 +157,22 @@ def test_each_resource_of_a_node_has_its_own_form() -> None:
     assert isinstance(agent.bind(pod(**{i915: "1"}), "both", snapshot, 1.0), BindPlan)
 
 
+def test_an_amount_of_a_driver_is_not_divided_among_gpus() -> None:
+    memory, shares = "nvidia.com/gpumem", {GPU: "1", "nvidia.com/gpumem": "1"}
+    both = with_driver("driver", "mixed", classes=(device_class(), device_class(memory)))
+    for requests in (shares, {memory: "1"}):
+        assert {"driver", "mixed"} <= passing(snapshot_of(both), pod(**requests))
+    assert "mixed" not in passing(snapshot_of(with_driver("driver", "mixed")), pod(**shares))
+
+
+def test_rules_of_device_plugins_reject_no_pod_on_a_node_with_a_driver() -> None:
+    init = {"name": "i", "resources": {"requests": {GPU: "2"}}}
+    larger = decode(AllocatedPod, {"metadata": {"name": "i"}, "spec": {"initContainers": [init]}})
+    spec = msgspec.structs.replace(pod().spec, initContainers=larger.spec.initContainers)
+    invalid = msgspec.structs.replace(pod(), spec=spec)
+    assert passing(snapshot_of(with_driver("driver", "mixed")), invalid) == {"driver", "labelled"}
+
+
 def test_a_class_maps_its_implicit_resource_too() -> None:
     implicit = "deviceclass.resource.kubernetes.io/c"
     profile = msgspec.structs.replace(
