@@ -19,6 +19,8 @@ Helper modules:
     namespace_sandboxes                a namespace for a test, and waits for changes in it
     device_objects                     classes, claims, slices and taint rules of DRA, and pods that claim devices
     example_driver                     DRA example drivers, one process for each node
+    device_clusters                    generated clusters with devices of DRA drivers and of device plugins
+    recording_extender                 records what nodewise answers, with no effect on kube-scheduler
     label_watch                        all changes of node labels
     asgi_server_thread                 serves an ASGI application from a thread of the test
     aggregated_api                     registers a server as an aggregated API

@@ -13,6 +13,7 @@ DRIVER: Final = "gpu.example.com"
 """The driver of the `gpu` profile of the example driver."""
 CLAIM_PATH: Final = f"/apis/{VERSION}/resourceclaims"
 SLICE_PATH: Final = f"/apis/{VERSION}/resourceslices"
+CLASS_PATH: Final = f"/apis/{VERSION}/deviceclasses"
 
 
 def device_class(name: str = DRIVER, *selectors: str, extended_resource: str = "") -> Object:
