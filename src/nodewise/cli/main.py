@@ -23,6 +23,10 @@ COMMANDS: Final = {
     "extender": ("nodewise.cli.extender", "Serve kube-scheduler: filter, prioritize, preempt and bind."),
     "controller": ("nodewise.cli.controller", "Label nodes and write the status of policies."),
     "decide": ("nodewise.cli.decide", "Decide which nodes pods may go to, offline or for a cluster."),
+    "devices": (
+        "nodewise.cli.devices",
+        "List devices of DRA drivers, their holders and taints, and the claims that fit.",
+    ),
     "explain": ("nodewise.cli.explain", "Explain why a pod is on its node, or still waits."),
     "metrics": ("nodewise.cli.metrics", "List the metrics of nodes, and the policies that use them."),
     "simulate": ("nodewise.cli.simulate", "Replay recordings, and place GPU traces and bursty pods."),

@@ -15,6 +15,7 @@ from nodewise.devices.resource_slices import (
     Device,
     DeviceId,
     DevicePool,
+    DeviceTaint,
     NodeDevicePool,
     PoolId,
     ResourceSlice,
@@ -54,7 +55,7 @@ class NodeDevices(NamedTuple):
         return [device for each in self.pools for device in each.devices]
 
     def state(self, node_pool: NodeDevicePool, device: Device) -> DeviceState:
-        holders = self.holders.get(device.id, ())
+        holders = self.holders.get(device.id, ()) if self.holders else ()
         if not holders:
             return "unknown" if node_pool.pool.problem else "free"
         if not device.allow_multiple_allocations:
@@ -72,6 +73,47 @@ def consumed_capacity(holders: Iterable[DeviceHolder]) -> Amounts:
     return consumed
 
 
+class RuleTaint(NamedTuple):
+    """A taint that a DeviceTaintRule adds to the devices that it selects; None selects all."""
+
+    owner: str
+    """Who maintains it, such as `rule NAME`."""
+    reason: str
+    taint: DeviceTaint
+    driver: str | None = None
+    pool: str | None = None
+    device: str | None = None
+
+
+class RuleTaints:
+    """Finds the taints of a device. Nearly all rules select one device."""
+
+    def __init__(self, rules: Iterable[RuleTaint] = ()) -> None:
+        self._by_device: dict[tuple[str | None, ...], list[RuleTaint]] = {}
+        self._others: list[RuleTaint] = []
+        for rule in rules:
+            selector = (rule.driver, rule.pool, rule.device)
+            if None in selector:
+                self._others.append(rule)
+            else:
+                self._by_device.setdefault(selector, []).append(rule)
+
+    def of(self, device: DeviceId) -> list[RuleTaint]:
+        if not self._by_device and not self._others:
+            return []
+        return [
+            *self._by_device.get(device, ()),
+            *(
+                rule
+                for rule in self._others
+                if all(
+                    wanted in (None, part)
+                    for wanted, part in zip((rule.driver, rule.pool, rule.device), device, strict=True)
+                )
+            ),
+        ]
+
+
 class DeviceInventory(NamedTuple):
     """The devices of all nodes."""
 
@@ -85,6 +127,15 @@ class DeviceInventory(NamedTuple):
     """Grows with every change."""
     pools_generation: int = 0
     """Grows with every change of slices."""
+
+    @property
+    def network(self) -> NodeDevices:
+        """The devices that several nodes can use."""
+        pools = (
+            (pool, tuple(device for item in pool.slices for device in item.devices))
+            for pool in self.network_pools
+        )
+        return NodeDevices(tuple(NodeDevicePool(*each) for each in pools), self.network_holders)
 
     def of(self, node: str, labels: Mapping[str, str] = EMPTY) -> NodeDevices:
         """All devices that a node can use."""
