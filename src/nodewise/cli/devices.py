@@ -19,16 +19,17 @@ from nodewise.cli.terminal_output import Progress
 from nodewise.devices import device_report, resource_claims, resource_slices
 from nodewise.devices.device_inventory import (
     DEVICE_CLASSES,
+    DEVICE_TAINT_RULES,
     RESOURCE_CLAIMS,
     RESOURCE_SLICES,
     DeviceHolder,
     DeviceInventory,
     DeviceInventoryBuilder,
     NodeDevices,
-    RuleTaint,
-    RuleTaints,
+    TaintRules,
 )
-from nodewise.devices.device_report import ClaimCounter, ClaimFit, NodeReport, ReportedDevice
+from nodewise.devices.device_report import ClaimCounter, ClaimFit, NodeReport, ReportedDevice, ReportedTaint
+from nodewise.devices.device_taint_rules import DeviceTaintRule
 from nodewise.devices.resource_claims import DeviceClass
 from nodewise.engine import object_feed
 from nodewise.kube import object_files, resource_kinds
@@ -52,8 +53,8 @@ class DevicesOptions(CommandOptions, frozen=True, kw_only=True):
     node: Annotated[str, Argument(metavar="[NODE]", is_required=False)] = ""
 
     objects_from: Annotated[tuple[str, ...], Option("--objects-from", metavar="FILE")] = ()
-    """File or folder with ResourceSlices, ResourceClaims and DeviceClasses, instead of a cluster; - is standard
-    input."""
+    """File or folder with ResourceSlices, ResourceClaims, DeviceClasses and DeviceTaintRules, instead of a cluster;
+    - is standard input."""
 
     claim: Annotated[int, msgspec.Meta(ge=0)] = 0
     """Show which nodes still have room for a claim of so many devices."""
@@ -98,6 +99,7 @@ _WATCHED: Final = (
         resource_claims.DeviceClassObject,
         resource_claims.parse_device_class,
     ),
+    Watched(DEVICE_TAINT_RULES, resource_kinds.DEVICE_TAINT_RULES, DeviceTaintRule),
     Watched(_NODES, NODES, NodeWithLabels),
 )
 
@@ -183,23 +185,25 @@ async def _read_cluster(options: ClusterOptions, node: str) -> Objects:
 
 
 async def _list(api: HttpApi, watched: Watched, fields: str = "") -> Mapping[ObjectKey, Any]:
-    """The objects of a kind; none if the API server does not serve the kind. Claims may be refused."""
+    """The objects of a kind; none if the API server does not serve the kind. Only slices must be readable."""
     try:
         return await object_feed.list_once(api, watched, fields=fields)
     except NotFound:
         return {}
     except Refused as error:
-        if watched.name != RESOURCE_CLAIMS:
+        if watched.name == RESOURCE_SLICES:
             raise
-        terminal_output.print_message(f"claims cannot be read, so all devices count as free: {error}")
+        terminal_output.print_message(
+            f"{watched.resource.plural} cannot be read and count as absent: {error}"
+        )
         return {}
 
 
 def _list_devices(own: DevicesOptions, objects: Objects) -> DeviceList:
     device_class = _find_class(own.device_class, objects[DEVICE_CLASSES]) if own.device_class else None
-    taints = RuleTaints(_rule_taints(objects))
+    rules = TaintRules(objects.get(DEVICE_TAINT_RULES, {}).values())
     every = (
-        device_report.report_node(node, devices, taints, device_class)
+        device_report.report_node(node, devices, rules, device_class)
         for node, devices in _devices_by_node(own.node, objects).items()
     )
     reports = [report for report in every if report.devices or report.problems]
@@ -227,10 +231,6 @@ def _devices_by_node(node: str, objects: Objects) -> Mapping[str, NodeDevices]:
         similar = did_you_mean(node, sorted(inventory.nodes))
         terminal_output.print_message(f"found no devices of node {node}{similar}")
     return {node: devices}
-
-
-def _rule_taints(objects: Objects) -> Sequence[RuleTaint]:  # noqa: ARG001
-    return ()
 
 
 def _find_class(name: str, classes: Mapping[ObjectKey, DeviceClass]) -> DeviceClass:
@@ -348,7 +348,7 @@ def format_amount(nano: int) -> str:
     return quantity.nano_to_text(nano)
 
 
-def _format_taint(each: RuleTaint) -> str:
+def _format_taint(each: ReportedTaint) -> str:
     value = f"={each.taint.value}" if each.taint.value else ""
     reason = f": {each.reason}" if each.reason else ""
     return f"{each.taint.key}{value}:{each.taint.effect} ({each.owner}{reason})"

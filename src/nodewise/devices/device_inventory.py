@@ -8,6 +8,7 @@ from collections import Counter
 from collections.abc import Generator, Iterable, Mapping
 from typing import Any, Final, Literal, NamedTuple
 
+from nodewise.devices.device_taint_rules import DeviceTaintRule
 from nodewise.devices.resource_claims import AllocatedDevice, ResourceClaim
 from nodewise.devices.resource_slices import (
     EMPTY,
@@ -15,7 +16,6 @@ from nodewise.devices.resource_slices import (
     Device,
     DeviceId,
     DevicePool,
-    DeviceTaint,
     NodeDevicePool,
     PoolId,
     ResourceSlice,
@@ -73,45 +73,27 @@ def consumed_capacity(holders: Iterable[DeviceHolder]) -> Amounts:
     return consumed
 
 
-class RuleTaint(NamedTuple):
-    """A taint that a DeviceTaintRule adds to the devices that it selects; None selects all."""
+class TaintRules:
+    """Finds the DeviceTaintRules that taint a device. Nearly all rules select one device."""
 
-    owner: str
-    """Who maintains it, such as `rule NAME`."""
-    reason: str
-    taint: DeviceTaint
-    driver: str | None = None
-    pool: str | None = None
-    device: str | None = None
-
-
-class RuleTaints:
-    """Finds the taints of a device. Nearly all rules select one device."""
-
-    def __init__(self, rules: Iterable[RuleTaint] = ()) -> None:
-        self._by_device: dict[tuple[str | None, ...], list[RuleTaint]] = {}
-        self._others: list[RuleTaint] = []
+    def __init__(self, rules: Iterable[DeviceTaintRule] = ()) -> None:
+        self._by_device: dict[DeviceId, list[DeviceTaintRule]] = {}
+        self._others: list[DeviceTaintRule] = []
         for rule in rules:
-            selector = (rule.driver, rule.pool, rule.device)
-            if None in selector:
+            if rule.device is not None:
+                self._by_device.setdefault(rule.device, []).append(rule)
+            elif rule.spec.device_selector is not None:
                 self._others.append(rule)
-            else:
-                self._by_device.setdefault(selector, []).append(rule)
 
-    def of(self, device: DeviceId) -> list[RuleTaint]:
+    def of(self, device: DeviceId) -> list[DeviceTaintRule]:
         if not self._by_device and not self._others:
             return []
-        return [
-            *self._by_device.get(device, ()),
-            *(
-                rule
-                for rule in self._others
-                if all(
-                    wanted in (None, part)
-                    for wanted, part in zip((rule.driver, rule.pool, rule.device), device, strict=True)
-                )
-            ),
+        others = [
+            rule
+            for rule in self._others
+            if rule.spec.device_selector is not None and rule.spec.device_selector.selects(device)
         ]
+        return [*self._by_device.get(device, ()), *others]
 
 
 class DeviceInventory(NamedTuple):

@@ -18,13 +18,12 @@ from nodewise.devices.device_allocation import (
 from nodewise.devices.device_inventory import (
     DeviceHolder,
     NodeDevices,
-    RuleTaint,
-    RuleTaints,
+    TaintRules,
     consumed_capacity,
 )
 from nodewise.devices.device_selectors import device_matches
 from nodewise.devices.resource_claims import ClaimRequest, DeviceClass, DeviceRequest, ResourceClaim
-from nodewise.devices.resource_slices import Amounts, Device, DeviceId, DeviceObjectMetadata
+from nodewise.devices.resource_slices import Amounts, Device, DeviceId, DeviceObjectMetadata, DeviceTaint
 
 REPELLING: Final = frozenset({"NoSchedule", "NoExecute"})
 """Effects of taints that keep claims away."""
@@ -35,13 +34,23 @@ ReportedState = Literal["free", "shared", "allocated", "blocked", "unknown"]
 """`blocked`: another partition has taken the counters of a free device."""
 
 
+class ReportedTaint(NamedTuple):
+    """A taint of a device."""
+
+    owner: str
+    """Who maintains it: `driver`, `policy NAME`, or `rule NAME` for other DeviceTaintRules."""
+    reason: str
+    """Empty if it is not known."""
+    taint: DeviceTaint
+
+
 class ReportedDevice(NamedTuple):
     """A device with all that is known of it."""
 
     device: Device
     state: ReportedState
     holders: tuple[DeviceHolder, ...]
-    taints: tuple[RuleTaint, ...]
+    taints: tuple[ReportedTaint, ...]
     """Those of the driver first."""
     is_tainted: bool
     """Whether a taint keeps claims without tolerations away."""
@@ -67,7 +76,7 @@ class NodeReport(NamedTuple):
 
 
 def report_node(
-    node: str, node_devices: NodeDevices, taints: RuleTaints, device_class: DeviceClass | None = None
+    node: str, node_devices: NodeDevices, rules: TaintRules, device_class: DeviceClass | None = None
 ) -> NodeReport:
     """Report the devices of a node; with a class, only those that match it or may match it."""
     blocked: frozenset[DeviceId] = frozenset()
@@ -81,7 +90,7 @@ def report_node(
                 state: ReportedState = node_devices.state(node_pool, device)
                 state = "blocked" if state == "free" and device.id in blocked else state
                 holders = node_devices.holders.get(device.id, ())
-                devices.append(_report_device(device, state, holders, taints, is_selected=bool(is_matching)))
+                devices.append(_report_device(device, state, holders, rules, is_selected=bool(is_matching)))
     problems = tuple(
         f"pool {each.pool.id.driver}/{each.pool.id.pool}: {each.pool.problem}"
         for each in node_devices.pools
@@ -94,12 +103,20 @@ def _report_device(
     device: Device,
     state: ReportedState,
     holders: tuple[DeviceHolder, ...],
-    taints: RuleTaints,
+    rules: TaintRules,
     *,
     is_selected: bool,
 ) -> ReportedDevice:
-    own = (RuleTaint("driver", "", taint, *device.id) for taint in device.taints)
-    every = (*own, *taints.of(device.id))
+    own = (ReportedTaint("driver", "", taint) for taint in device.taints)
+    of_rules = (
+        ReportedTaint(
+            f"policy {rule.policy_label}" if rule.policy_label else f"rule {rule.metadata.name}",
+            rule.reason,
+            rule.spec.taint,
+        )
+        for rule in rules.of(device.id)
+    )
+    every = (*own, *of_rules)
     is_tainted = any(each.taint.effect in REPELLING for each in every)
     is_available = is_selected and state in ("free", "shared") and not is_tainted
     return ReportedDevice(device, state, holders, every, is_tainted, is_available)

@@ -156,7 +156,9 @@ def test_an_incomplete_pool_is_named(run: Run) -> None:
         (["worker-1"], 3, "found no devices of node worker-1"),
     ],
 )
-def test_an_unknown_name_or_invalid_size_is_refused(run: Run, arguments: list[str], code: int, message: str) -> None:
+def test_an_unknown_name_or_invalid_size_is_refused(
+    run: Run, arguments: list[str], code: int, message: str
+) -> None:
     ended, _, error = run(NODES, *arguments)
     assert ended == code
     assert message.removeprefix("found ").partition(",")[0] in error

@@ -5,27 +5,36 @@ from typing import Any
 import pytest
 
 from nodewise.devices import device_report
-from nodewise.devices.device_inventory import RuleTaint, RuleTaints
+from nodewise.devices.device_inventory import TaintRules
 from nodewise.devices.device_report import ClaimCounter, ClaimFit, NodeReport
+from nodewise.devices.device_taint_rules import DeviceSelector, DeviceTaintRule, RuleMetadata, TaintRuleSpec
 from nodewise.devices.resource_claims import DeviceClass
 from nodewise.devices.resource_slices import DeviceId, DeviceObjectMetadata, DeviceTaint
 from tests.unit.devices.test_device_inventory import holding, inventory_of, keyed
 from tests.unit.devices.test_resource_slices import DRIVER, devices, slice_of
 
 SICK = DeviceTaint("sick", "NoSchedule")
-NONE = RuleTaints()
+
+
+def rule_of(*selector: str | None, annotations: dict[str, str] | None = None) -> DeviceTaintRule:
+    return DeviceTaintRule(
+        RuleMetadata("r", annotations=annotations), TaintRuleSpec(SICK, DeviceSelector(*selector))
+    )
+
+
+NONE = TaintRules()
 
 
 def report(
     wire: list[dict[str, Any]],
     *held: Any,
-    taints: RuleTaints = NONE,
+    rules: TaintRules = NONE,
     device_class: DeviceClass | None = None,
     **spec: Any,
 ) -> NodeReport:
     claims = {("d", f"c{number}"): claim for number, claim in enumerate(held)}
     inventory = inventory_of(keyed(slice_of(devices=wire, **spec)), claims)
-    return device_report.report_node("n", inventory.of("n"), taints, device_class)
+    return device_report.report_node("n", inventory.of("n"), rules, device_class)
 
 
 def states(of_node: NodeReport) -> dict[str, str]:
@@ -45,8 +54,8 @@ def states(of_node: NodeReport) -> dict[str, str]:
 def test_a_rule_taints_the_devices_that_it_selects(
     selector: tuple[str | None, ...], tainted: set[str]
 ) -> None:
-    rule = RuleTaint("rule r", "too hot", SICK, *selector)
-    of_node = report(devices("a", "b"), taints=RuleTaints([rule]))
+    rule = rule_of(*selector)
+    of_node = report(devices("a", "b"), rules=TaintRules([rule]))
     assert {each.device.name for each in of_node.devices if each.is_tainted} == tainted
     assert all(each.is_available != each.is_tainted for each in of_node.devices)
 
@@ -55,8 +64,8 @@ def test_taints_of_the_driver_and_of_rules_have_their_owners() -> None:
     wire = [
         {"name": "a", "taints": [{"key": "xid", "effect": "NoExecute"}, {"key": "note", "effect": "None"}]}
     ]
-    rule = RuleTaint("rule r", "too hot", SICK, DRIVER, "p", "a")
-    (each,) = report(wire, taints=RuleTaints([rule])).devices
+    rule = rule_of(DRIVER, "p", "a")
+    (each,) = report(wire, rules=TaintRules([rule])).devices
     assert [(taint.owner, taint.taint.key) for taint in each.taints] == [
         ("driver", "xid"),
         ("driver", "note"),
@@ -133,7 +142,7 @@ def test_a_class_selects_devices_and_an_unknown_selector_makes_them_unavailable(
 
 
 def test_states_and_tainted_devices_are_counted() -> None:
-    rule = RuleTaints([RuleTaint("rule r", "", SICK, DRIVER, "p", name) for name in ("a", "b")])
-    of_node = report(devices("a", "b", "c"), holding("a"), taints=rule)
+    rule = TaintRules([rule_of(DRIVER, "p", name) for name in ("a", "b")])
+    of_node = report(devices("a", "b", "c"), holding("a"), rules=rule)
     assert device_report.count_states([of_node]) == {"allocated": 1, "free": 1, "tainted": 2}
     assert of_node.devices[0].holders[0].allocated.device == DeviceId(DRIVER, "p", "a")
