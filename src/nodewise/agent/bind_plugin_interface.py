@@ -104,6 +104,9 @@ class BindPlugin(Plugin[PodT, StateT]):
     def bind_errors(self) -> Literal["status", "field"]:
         """How kube-scheduler learns of a failed bind: by status 404, or by status 200 and the field `Error`."""
 
+    def serve(self) -> None:
+        """Called once before requests of kube-scheduler are answered, which come in the order of its decisions."""
+
     @abstractmethod
     def bind(self, pod: Any, node: str, snapshot: Snapshot, now: float) -> BindPlan | Refusal | None:
         """What the pod gets on the node; None for a pod that needs no reservation.

@@ -216,6 +216,8 @@ def _create_bind_verb(
 ) -> BindComponents | None:
     """The bind verb; None if no agent binds, or without a cluster."""
     binder, snapshots = _find_binding_agent(components.request_handler.agents), components.snapshots
+    if binder is not None:
+        binder.serve()
     if api is None or binder is None:
         return None
     kube: KubeOptions = config.settings[KubeOptions]

@@ -14,12 +14,16 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from types import MappingProxyType
 from typing import Any, Final, NamedTuple
 
+from nodewise.base import quantity
+from nodewise.base.quantity import Quantity
 from nodewise.devices.resource_claims import (
+    ClaimRequest,
     DeviceClass,
     DeviceConstraint,
     DeviceRequest,
     DeviceToleration,
     ResourceClaim,
+    class_of_resource,
 )
 from nodewise.devices.resource_slices import (
     EMPTY,
@@ -27,11 +31,13 @@ from nodewise.devices.resource_slices import (
     Device,
     DeviceCapacity,
     DeviceId,
+    DeviceObjectMetadata,
     DeviceTaint,
     NodeDevicePool,
     PoolId,
     qualified_name,
 )
+from nodewise.kube.pod_requests import RequestingContainer, RequestingSpec
 
 MOST_STEPS: Final = 2_000
 """Devices that a search takes at most. Real claims need a few times their number of devices."""
@@ -152,7 +158,7 @@ class _Search:
         """By pool and counter, the amount that is left."""
         self._candidates: list[_Candidate] = []
         of_node = [*pools]
-        of_node.sort(key=_has_binding_conditions)
+        of_node.sort(key=has_binding_conditions)
         for node_pool in of_node:
             problem = node_pool.pool.problem or _counter_problem(node_pool)
             if problem:
@@ -403,7 +409,7 @@ def _consumed_counters(device: Device) -> Counter[tuple[str, str]]:
     )
 
 
-def _has_binding_conditions(node_pool: NodeDevicePool) -> bool:
+def has_binding_conditions(node_pool: NodeDevicePool) -> bool:
     """Whether a device has some, also one for another node in a slice with devices for this node."""
     return any(
         any(device.binding_conditions for device in item.devices)
@@ -449,3 +455,55 @@ def blocked_devices(pools: Iterable[NodeDevicePool], use: DeviceUse) -> Iterator
                 counters = _consumed_counters(device)
                 if any(left[name] < amount for name, amount in counters.items()):
                     yield device.id
+
+
+def claim_of_extended_resources(  # complexity: one expression for each part of a request
+    spec: RequestingSpec, classes: Mapping[str, DeviceClass]
+) -> ResourceClaim | None:
+    """The claim that kube-scheduler creates for a pod's extended resources that classes name; None without any.
+
+    Init containers use the devices of later containers first, and of several init containers the largest request
+    counts. Source: Kubernetes 1.37 `pkg/scheduler/framework/plugins/dynamicresources/extendeddynamicresources.go`.
+    """
+    init, ordinary = spec.initContainers or (), spec.containers or ()
+    is_short_lived = [each.restartPolicy != "Always" for each in init] + [False] * len(ordinary)
+    amounts = [requested_amounts(each) for each in (*init, *ordinary)]
+    requests = []
+    for resource in sorted({name for each in amounts for name in each if "/" in name}):
+        device_class = class_of_resource(classes.values(), resource)
+        if device_class is not None:
+            counts = [_device_count(each.get(resource)) for each in amounts]
+            for number, count in _counts_without_reuse(is_short_lived, counts).items():
+                name = f"container-{number}-request-{sorted(amounts[number]).index(resource)}"
+                form = DeviceRequest(name, device_class.metadata.name, count=count)
+                requests.append(ClaimRequest(name, (form,)))
+    if not requests:
+        return None
+    requests.sort(key=lambda each: each.name)
+    return ResourceClaim(metadata=DeviceObjectMetadata(name=""), requests=tuple(requests))
+
+
+def _counts_without_reuse(is_short_lived: Sequence[bool], counts: Sequence[int]) -> dict[int, int]:
+    """By number of the container, the devices that it does not share with others, without zeros."""
+    left = {number: count for number, count in enumerate(counts) if count and not is_short_lived[number]}
+    beyond = {
+        number: count - sum(amount for later, amount in left.items() if later > number)
+        for number, count in enumerate(counts)
+        if is_short_lived[number]
+    }
+    largest = max(beyond, key=lambda number: (beyond[number], -number), default=0)
+    if beyond.get(largest, 0) > 0:
+        left[largest] = beyond[largest]
+    return left
+
+
+def requested_amounts(container: RequestingContainer) -> Mapping[str, Quantity]:
+    """The requests of a container; a limit without a request counts as the request."""
+    resources = container.resources
+    return {} if resources is None else {**(resources.limits or {}), **(resources.requests or {})}
+
+
+def _device_count(amount: Quantity) -> int:
+    """The number of devices; 0 for an amount that is not a whole number."""
+    whole, rest = divmod(quantity.nano(amount), quantity.NANO)
+    return 0 if rest else whole

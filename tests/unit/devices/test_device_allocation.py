@@ -7,6 +7,7 @@ from nodewise.devices.device_allocation import (
     NotPredicted,
     Prediction,
     blocked_devices,
+    claim_of_extended_resources,
     predict_devices,
 )
 from nodewise.devices.device_selectors import device_matches
@@ -22,6 +23,7 @@ from nodewise.devices.resource_slices import (
     ResourceSlice,
     build_pool,
 )
+from nodewise.kube.pod_requests import RequestedResources, RequestingContainer, RequestingSpec
 
 CLASSES = {"gpu": DeviceClass(metadata=DeviceObjectMetadata(name="gpu"))}
 
@@ -108,3 +110,25 @@ def test_device_whose_counters_are_used_up_is_blocked() -> None:
     assert [each.device for each in blocked_devices(pools, use)] == ["whole"]
     assert names(predict(pools, gpus(), use=use)) == ["half-2"]
     assert predict(pools, gpus(2), use=use) is None
+
+
+def test_extended_resources_of_all_containers_become_one_claim() -> None:
+    def container(name: str, gpus: str, restart: str | None = None) -> RequestingContainer:
+        return RequestingContainer(name, RequestedResources({"cpu": "1"}, {"x/gpu": gpus}), restart)
+
+    classes = {"gpu": DeviceClass(metadata=DeviceObjectMetadata(name="gpu"), extended_resource="x/gpu")}
+    spec = RequestingSpec(
+        containers=(container("a", "2"), container("b", "1")),
+        initContainers=(container("small", "3"), container("big", "5"), container("side", "1", "Always")),
+    )
+    made = claim_of_extended_resources(spec, classes)
+    assert made is not None
+    counts = {each.name: each.alternatives[0].count for each in made.requests}
+    # the second init container needs one device more than the later containers have together
+    assert counts == {
+        "container-1-request-1": 1,
+        "container-2-request-1": 1,
+        "container-3-request-1": 2,
+        "container-4-request-1": 1,
+    }
+    assert claim_of_extended_resources(spec, {}) is None

@@ -35,7 +35,7 @@ class GpuKind(ControllerKind):
     entry_weight = 20
     """The placement on GPUs outweighs two of the default plugins."""
 
-    pod_fields = DeferredType("nodewise.agents.gpu.gpu_pod_fields", "GpuPod")
+    pod_fields = DeferredType("nodewise.agents.gpu.gpu_pod_fields", "RequestedGpuPod")
     node_fields = DeferredType("nodewise.agents.gpu.node_gpus", "GpuNode")
 
     def watched(self, options: GpuOptions) -> tuple[Watched, ...]:

@@ -36,6 +36,7 @@ from nodewise.agent import (
 from nodewise.agent.bind_plugin_interface import BindPlan, BindPlugin, Refusal
 from nodewise.agents.gpu import (
     allocation_record,
+    device_placement,
     fragmentation,
     gpu_arrays,
     gpu_rejection_reasons,
@@ -46,6 +47,8 @@ from nodewise.agents.gpu import (
 from nodewise.agents.gpu import placement_strategies as placements
 from nodewise.agents.gpu import pod_gpu_requests as demands
 from nodewise.agents.gpu.allocation_record import NO_RECORD, ContainerRequest, Reservation
+from nodewise.agents.gpu.device_layout import DEVICE
+from nodewise.agents.gpu.device_placement import DeviceDemand, DevicePredictions, DeviceScores
 from nodewise.agents.gpu.fit import FitResult, build_details, fit
 from nodewise.agents.gpu.gpu_arrays import ABSENT, GpuLayout, GpuUsage, Mask
 from nodewise.agents.gpu.gpu_node_labels import MOST_SUBDEVICES
@@ -173,6 +176,12 @@ class GpuAgent(
         self._profile = profile
         self._placement_inputs = _build_placement_inputs(options, profile)
         self._empty_node_fits = EmptyNodeFits()
+        self._predictions = DevicePredictions()
+        self._is_serving = False
+
+    def serve(self) -> None:
+        """From now on, the devices of a pod that was scored are expected to be in use."""
+        self._is_serving = True
 
     @property
     def bind_errors(self) -> Literal["status", "field"]:
@@ -192,10 +201,11 @@ class GpuAgent(
 
         If it fits a node with a GPU that a telemetry policy prefers, only such nodes pass.
         """
-        demand = self.demand_of(pod)
+        demand, agent_state = self.demand_of(pod), self.state(snapshot)
         if not demand.wants_gpus:
-            return None
-        agent_state = self.state(snapshot)
+            return (
+                None if agent_state is None else self._device_verdict(pod, candidates, snapshot, agent_state)
+            )
         if agent_state is None:
             return Verdict(np.ones(len(candidates), np.int16), (gpu_rejection_reasons.GpuStateNotReady(),))
         rows = agent_state.layout.rows[candidates.numbers]
@@ -205,6 +215,9 @@ class GpuAgent(
         verdict = self._empty_node_fits.mark_unresolvable(verdict, agent_state.layout, rows, demand, inputs)
         verdict = _reject_unknown_nodes(verdict, candidates)
         verdict = self._explain_nodes_without_gpus(verdict, candidates, agent_state, demand)
+        if self._left_to_scheduler(demand, agent_state, candidates).all():
+            devices = self._device_verdict(pod, candidates, snapshot, agent_state)
+            return verdict if devices is None else replace(verdict, details=devices.details)
         if not fitted.preferred.any():
             return verdict
         over = (verdict.codes == 0) & (fitted.codes == 0) & ~fitted.preferred
@@ -218,7 +231,10 @@ class GpuAgent(
         if agent_state is None or demand.problem is not None:
             return None
         inputs = self._placement_inputs_of(agent_state)
-        if not inputs.prefers_nodes(demand):
+        wanted = device_placement.device_demand(pod, agent_state.claims, agent_state.device_classes)
+        if wanted.claims:
+            return self._score_devices(pod, demand, wanted, candidates, snapshot, agent_state)
+        if wanted.reason or not inputs.prefers_nodes(demand):
             return None
         rows, fitted = agent_state.layout.rows[candidates.numbers], None
         if demand.wants_gpus:
@@ -230,6 +246,67 @@ class GpuAgent(
             return None
         fit_detail = None if fitted is None else build_details(agent_state.layout, rows, demand, fitted)
         return Scores(points, details=fit_detail)
+
+    def _device_verdict(
+        self, pod: GpuPod, candidates: Names, snapshot: Snapshot, agent_state: GpuState
+    ) -> Verdict | None:
+        """No candidate is rejected: only details of the devices that kube-scheduler will choose."""
+        wanted = device_placement.device_demand(pod, agent_state.claims, agent_state.device_classes)
+        if not wanted.claims and not wanted.reason:
+            return None
+        columns = agent_state.device_layout.layout.rows[candidates.numbers]
+        scored = self._predicted_devices(wanted, columns, snapshot, agent_state)
+        return Verdict(np.zeros(len(candidates), np.int16), (), details=scored.details)
+
+    def _predicted_devices(
+        self, wanted: DeviceDemand, columns: NDArray[np.intp], snapshot: Snapshot, agent_state: GpuState
+    ) -> DeviceScores:
+        pods = agent_state.pods.by_key
+        self._predictions.forget_seen(agent_state.devices, agent_state.claims, pods, snapshot.at)
+        devices, classes = agent_state.device_layout, agent_state.device_classes
+        return self._predictions.score(devices, classes, wanted, columns)
+
+    def _score_devices(
+        self,
+        pod: GpuPod,
+        demand: Demand,
+        wanted: DeviceDemand,
+        candidates: Names,
+        snapshot: Snapshot,
+        agent_state: GpuState,
+    ) -> Scores | None:
+        """Score nodes by devices of DRA drivers, and by GPUs the nodes that have extended resources of the pod."""
+        devices = agent_state.device_layout
+        inputs = self._placement_inputs._replace(
+            counts=(),
+            balanced_by=(DEVICE,),
+            workload=devices.workload,
+            cpu_free=agent_state.device_cpu_free,
+        )
+        alike = device_placement.equivalent_demand(pod, demand)
+        if not inputs.prefers_nodes(alike):
+            return None
+        left = np.ones(len(candidates), bool)
+        if demand.wants_gpus:
+            left = self._left_to_scheduler(demand, agent_state, candidates)
+        columns = np.where(left, devices.layout.rows[candidates.numbers], len(devices.nodes))
+        scored = self._predicted_devices(wanted, columns, snapshot, agent_state)
+        keys = placements.node_sort_keys(inputs, scored.before, scored.after, scored.taken, alike)
+        fits = scored.fits
+        if not left.all():
+            gpu_inputs = self._placement_inputs_of(agent_state)
+            rows = agent_state.layout.rows[candidates.numbers]
+            fitted = fit(agent_state.layout, rows, demand, placements.gpu_order(gpu_inputs, demand))
+            gpu_keys = placements.node_keys(gpu_inputs, agent_state.layout, rows, demand, fitted)
+            keys = [np.where(left, *pair) for pair in zip(keys, gpu_keys, strict=False)]
+            fits = np.where(left, fits, fitted.codes == 0)
+        points = placements.scores_from_sort_keys([*keys, placements.mixed_order(candidates.numbers)], fits)
+        best = int(points.argmax()) if len(points) else 0
+        if len(points) and scored.fits[best] and self._is_serving:
+            key = pod.metadata.namespace, pod.metadata.name
+            node = str(snapshot.nodes.names[candidates.numbers[best]])
+            self._predictions.expect(key, wanted, devices, node, snapshot.at)
+        return Scores(points, details=scored.details)
 
     def preempt(self, pod: GpuPod, candidates: Names, snapshot: Snapshot, victims: Victims) -> Verdict | None:
         demand = self.demand_of(pod)

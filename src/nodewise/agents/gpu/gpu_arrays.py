@@ -457,6 +457,10 @@ class CandidateGpus:
                 amounts: Amounts = np.multiply(taken, amount, dtype=np.int64)
                 self._free[resource] = np.subtract(self.free(resource), amounts, out=amounts)
 
+    def take_amounts(self, resource: str, amounts: Amounts) -> None:
+        """Take an amount (C, M) from each GPU."""
+        self._free[resource] = self.free(resource) - amounts
+
     def usable(self) -> Mask:
         """(C, M): GPUs that exist and are not disabled."""
         return self._of_candidates(self.layout.usable)

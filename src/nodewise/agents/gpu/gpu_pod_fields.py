@@ -22,6 +22,7 @@ from nodewise.agents.gpu import extended_resource_amounts
 from nodewise.agents.gpu.extended_resource_amounts import Amounts
 from nodewise.agents.gpu.vendor_resource_names import ResourceProfile
 from nodewise.base.quantity import Quantity
+from nodewise.devices.resource_claims import PodClaimReference, PodClaimStatus
 from nodewise.kube import pod_requests
 from nodewise.kube.pod_requests import (
     HoldingSpec,
@@ -29,6 +30,7 @@ from nodewise.kube.pod_requests import (
     RequestedResources,
     RequestingContainer,
     RequestingPod,
+    RequestingSpec,
     ResizeStatus,
 )
 
@@ -55,12 +57,31 @@ class GpuPodMetadata(msgspec.Struct, frozen=True, gc=False):
     ] = None
     annotation_bytes: int = 0
     """Bytes of all annotations, where a store keeps only some of them; otherwise 0."""
+    name: str = ""
+    namespace: str = ""
 
 
 class GpuPod(RequestingPod, frozen=True, gc=False):
     """The fields of a pod that are read to place it."""
 
     metadata: GpuPodMetadata = GpuPodMetadata()
+
+
+class ClaimingSpec(RequestingSpec, frozen=True, gc=False):
+    resource_claims: tuple[PodClaimReference, ...] | None = msgspec.field(default=None, name="resourceClaims")
+
+
+class ClaimingStatus(msgspec.Struct, frozen=True, gc=False):
+    resource_claim_statuses: tuple[PodClaimStatus, ...] | None = msgspec.field(
+        default=None, name="resourceClaimStatuses"
+    )
+
+
+class RequestedGpuPod(GpuPod, frozen=True, gc=False):
+    """The fields of a pod in a request, with its claims of devices, which a store does not keep."""
+
+    spec: ClaimingSpec = ClaimingSpec()
+    status: ClaimingStatus = ClaimingStatus()
 
 
 class AllocatedLabels(msgspec.Struct, frozen=True, gc=False):

@@ -152,6 +152,19 @@ def node_points(
     """
     if not inputs.prefers_nodes(demand):
         return None
+    keys = node_keys(inputs, layout, rows, demand, fitted)
+    fits = np.ones(len(rows), bool) if fitted is None else fitted.codes == 0
+    return scores_from_sort_keys([*keys, mixed_order(rows)], fits)
+
+
+def node_keys(
+    inputs: PlacementInputs,
+    layout: GpuLayout,
+    rows: NDArray[np.intp],
+    demand: Demand,
+    fitted: FitResult | None,
+) -> list[Floats]:
+    """The keys of each candidate (M), the most important first, smaller ones better. Arguments as in `node_points`."""
     before = CandidateGpus(layout, rows)
     after, taken = before.fork(), np.zeros((layout.most_gpus, len(rows)), bool)
     for choice, container in zip(fitted.containers if fitted else (), demand.containers, strict=False):
@@ -159,12 +172,13 @@ def node_points(
             mask = choice.mask(layout.most_gpus)
             after.take(mask, container.per_gpu)
             taken |= mask
-    keys = _node_sort_keys(inputs, before, after, taken, demand)
-    # a fixed pseudo-random order of equal nodes separates neighbours, which are often of one kind
+    return node_sort_keys(inputs, before, after, taken, demand)
+
+
+def mixed_order(rows: NDArray[np.intp]) -> Floats:
+    """A fixed pseudo-random order of equal nodes, which separates neighbours, as they are often of one kind."""
     mixed = rows.astype(np.uint64) * np.uint64(0x9E3779B97F4A7C15)
-    keys.append((mixed >> np.uint64(32)).astype(np.float64))
-    fits = np.ones(len(rows), bool) if fitted is None else fitted.codes == 0
-    return scores_from_sort_keys(keys, fits)
+    return (mixed >> np.uint64(32)).astype(np.float64)
 
 
 def scores_from_sort_keys(keys: list[NDArray[np.float64]], fits: NDArray[np.bool_]) -> NDArray[np.int64]:
@@ -176,7 +190,7 @@ def scores_from_sort_keys(keys: list[NDArray[np.float64]], fits: NDArray[np.bool
     return np.where(fits, scores, 0)
 
 
-def _node_sort_keys(
+def node_sort_keys(
     inputs: PlacementInputs,
     before: CandidateGpus,
     after: CandidateGpus,

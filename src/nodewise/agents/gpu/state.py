@@ -32,6 +32,7 @@ from nodewise.agents.gpu import (
     typical_pods,
 )
 from nodewise.agents.gpu.allocation_record import AllocationRecord
+from nodewise.agents.gpu.device_layout import NO_DEVICE_LAYOUT, DeviceLayout, DeviceLayoutBuilder
 from nodewise.agents.gpu.dra_nodes import NO_DRA_NODES, DraNodes, DraNodeTable
 from nodewise.agents.gpu.fragmentation import NO_WORKLOAD, WorkloadTables
 from nodewise.agents.gpu.gpu_arrays import GpuLayout, ResourceCap
@@ -51,7 +52,7 @@ from nodewise.devices.device_inventory import (
     DeviceInventory,
     DeviceInventoryBuilder,
 )
-from nodewise.devices.resource_claims import DeviceClass
+from nodewise.devices.resource_claims import DeviceClass, ResourceClaim
 from nodewise.kube.pod_requests import HoldingSpec, RequestedResources, RequestingContainer
 
 Cpu = NDArray[np.int64]
@@ -236,6 +237,10 @@ class GpuState(NamedTuple):
     """By name."""
     dra: DraNodes = NO_DRA_NODES
     """The nodes whose GPUs kube-scheduler allocates itself."""
+    claims: Mapping[ObjectKey, ResourceClaim] = {}
+    device_layout: DeviceLayout = NO_DEVICE_LAYOUT
+    device_cpu_free: NDArray[np.int64] | None = None
+    """As `cpu_free`, by column of `device_layout`."""
 
 
 class GpuStateBuilder(AllocationStateBuilder[GpuState]):
@@ -283,6 +288,8 @@ class GpuStateBuilder(AllocationStateBuilder[GpuState]):
         self._index = NodeIndex()
         self._missing = MissingGpusTable()
         self._devices = DeviceInventoryBuilder()
+        self._device_layout = DeviceLayoutBuilder()
+        self._device_cpu = FreeCpu()
         self._dra = DraNodeTable(self._profile)
         self._rows: dict[str, int] = {}
         self._layout = gpu_arrays.build_layout((), np.zeros(1, np.intp), self._profile.subdevices)
@@ -321,6 +328,10 @@ class GpuStateBuilder(AllocationStateBuilder[GpuState]):
 
         dra = yield from self._dra.update(cluster_state.nodes, devices, classes.values(), labels_of)
         missing = yield from self._missing.by_number(cluster_state.nodes)
+        layout = yield from self._device_layout.update(cluster_state.nodes, devices, pods.by_key)
+        device_cpu_free = yield from self._device_cpu.free(
+            layout.columns, lambda name: self._nodes[name].cpu_held if name in self._nodes else 0
+        )
         by_name = {name: device_class for (_, name), device_class in classes.items()}
         return GpuState(
             self._layout,
@@ -333,6 +344,9 @@ class GpuStateBuilder(AllocationStateBuilder[GpuState]):
             devices,
             by_name,
             dra,
+            cluster_state.objects.get(RESOURCE_CLAIMS, {}),
+            layout,
+            device_cpu_free,
         )
 
     def apply_allocation_record(
@@ -366,7 +380,8 @@ class GpuStateBuilder(AllocationStateBuilder[GpuState]):
             self._missing.put(name, gpus.missing if gpus is not None else None)
             offered = gpus or NodeGpus()
             self._dra.put(name, offered.allocatable, is_labelled=offered.missing.is_labelled)
-            self._free_cpu.node(name, change.new)
+            for cpu in (self._free_cpu, self._device_cpu):
+                cpu.node(name, change.new)
             self._dirty.add(name)
             yield
         self._dirty.update(self._resource_cap.settle())
@@ -413,7 +428,8 @@ class GpuStateBuilder(AllocationStateBuilder[GpuState]):
         for number, (key, change) in enumerate(changes):
             old, plain_old = _pod_by_gpu_use(change.old)
             new, plain_new = _pod_by_gpu_use(change.new)
-            self._free_cpu.apply_pod_change(plain_old, plain_new)
+            for cpu in (self._free_cpu, self._device_cpu):
+                cpu.apply_pod_change(plain_old, plain_new)
             if old is not None and old.spec.nodeName:
                 bound = self._bound.get(old.spec.nodeName, {})
                 bound.pop(key, None)
@@ -447,7 +463,8 @@ class GpuStateBuilder(AllocationStateBuilder[GpuState]):
             else:
                 self._nodes.pop(name, None)
             self._moved.add(name)
-            self._free_cpu.mark_node_changed(name)
+            for cpu in (self._free_cpu, self._device_cpu):
+                cpu.mark_node_changed(name)
             self._dirty.discard(name)
             yield
 

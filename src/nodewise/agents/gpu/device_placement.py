@@ -1,0 +1,348 @@
+"""Scores nodes for pods with claims of DRA devices, by the devices that kube-scheduler will allocate there.
+
+The claims of a pod are those of `spec.resourceClaims`, and the one that kube-scheduler creates for extended resources
+that DeviceClasses name. On each candidate the devices are predicted in kube-scheduler's own order, and the node is
+scored as by the placement for GPUs. No node is rejected. A node has no points where the devices are not predicted.
+
+A claim that is allocated already, for example because pods share it, decides the node by itself: kube-scheduler permits
+no other, so the pod gets no points for it.
+
+kube-scheduler writes an allocation after the scores of the next pod. Until it is seen, the devices of a scored pod
+count as in use on its best node, so that the next pod is predicted correctly. If kube-scheduler chose another node,
+they are free again as soon as the allocation is seen.
+"""
+
+from collections import Counter, OrderedDict
+from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
+from typing import Any, Final, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from nodewise.agent import ObjectKey
+from nodewise.agents.gpu import device_layout
+from nodewise.agents.gpu.device_layout import DEVICE, WHOLE, DeviceLayout
+from nodewise.agents.gpu.extended_resource_amounts import Amounts
+from nodewise.agents.gpu.gpu_arrays import CandidateGpus
+from nodewise.agents.gpu.gpu_pod_fields import PLACEMENT, AllocatedPod, GpuPod, cpu_milli
+from nodewise.agents.gpu.options import PLACEMENTS
+from nodewise.agents.gpu.pod_gpu_requests import ContainerDemand, Demand
+from nodewise.devices import device_allocation, resource_claims
+from nodewise.devices.device_allocation import DeviceUse, NotPredicted, PredictedDevice, predict_devices
+from nodewise.devices.device_inventory import DeviceInventory, NodeDevices
+from nodewise.devices.device_selectors import device_matches
+from nodewise.devices.resource_claims import DeviceClass, ResourceClaim
+from nodewise.devices.resource_slices import Device, DeviceId
+
+_MOST_REQUESTS: Final = 64
+"""Different requests whose predictions are kept. Tenants choose how many there are."""
+_MOST_PREDICTIONS: Final = 512
+"""Nodes that are predicted for one pod, besides those that are known: about 10 ms. Further nodes have no points."""
+_EXPECTED_S: Final = 10.0
+"""After this time an allocation that was not seen does not count."""
+
+
+class DeviceDemand(NamedTuple):
+    """The claims of a pod that have no devices yet."""
+
+    claims: tuple[ResourceClaim, ...]
+    keys: tuple[ObjectKey, ...] = ()
+    """Those of `claims` that exist; the last claim does not if it is for extended resources."""
+    reason: str = ""
+    """Why the devices are not predicted on any node; empty if they are."""
+
+    @property
+    def key(self) -> Hashable:
+        """Equal for pods with the same requests."""
+        return self.reason, tuple((claim.requests, claim.constraints) for claim in self.claims)
+
+
+NO_DEVICES_REQUESTED: Final = DeviceDemand(())
+
+
+def device_demand(
+    pod: GpuPod, claims: Mapping[ObjectKey, ResourceClaim], classes: Mapping[str, DeviceClass]
+) -> DeviceDemand:
+    """The demand of a pod; without claims and a reason if it requests no devices."""
+    if not classes:
+        return NO_DEVICES_REQUESTED
+    # pods of a store are kept without these fields
+    spec, status = pod.spec, getattr(pod, "status", None)
+    references = resource_claims.claims_of_pod(
+        resource_claims.ClaimingPodSpec(getattr(spec, "resource_claims", None)),
+        resource_claims.ClaimingPodStatus(getattr(status, "resource_claim_statuses", None)),
+    )
+    wanted, keys = [], []
+    for reference in references:
+        claim = claims.get((pod.metadata.namespace, reference.claim))
+        if claim is None:
+            return DeviceDemand((), reason=f"claim {reference.reference} of the pod was not seen yet")
+        if claim.is_allocated:
+            return DeviceDemand((), reason=f"claim {reference.reference} is allocated already")
+        wanted.append(claim)
+        keys.append((pod.metadata.namespace, reference.claim))
+    extended = device_allocation.claim_of_extended_resources(spec, classes)
+    if extended is not None:
+        wanted.append(extended)
+    return DeviceDemand(tuple(wanted), tuple(keys))
+
+
+def equivalent_demand(pod: GpuPod, demand: Demand) -> Demand:
+    """A demand of one device for the placement of the pod, which takes the devices that are predicted."""
+    word = (pod.metadata.annotations or {}).get(PLACEMENT)
+    placement = demand.placement or next((each for each in PLACEMENTS if each == word), None)
+    container = ContainerDemand("devices", 1, Amounts({DEVICE: WHOLE}))
+    return Demand((container,), placement=placement, cpu_milli=cpu_milli(pod))
+
+
+class _Placement(NamedTuple):
+    """The devices of a pod on nodes that give the same ones by position."""
+
+    requests: tuple[tuple[str, tuple[int, ...]], ...]
+    """The positions of the devices, by request."""
+    milli: tuple[tuple[int, int], ...]
+    """What is no longer free: position, and thousandths."""
+
+
+class _Known(NamedTuple):
+    """The predictions of one request by column."""
+
+    versions: NDArray[np.int64]
+    """The versions of nodes that they were made for."""
+    codes: NDArray[np.int32]
+    """Indices into `results`."""
+    results: list[_Placement | str]
+    """Different placements, or why there is none. Details of decisions share it, so it only grows."""
+    code_of: dict[_Placement | str, int]
+
+    def code(self, result: _Placement | str) -> int:
+        code = self.code_of.setdefault(result, len(self.results))
+        if code == len(self.results):
+            self.results.append(result)
+        return code
+
+
+class _Expected(NamedTuple):
+    """The devices of a pod whose allocation was not seen yet."""
+
+    node: str
+    devices: tuple[PredictedDevice, ...]
+    claims: tuple[ObjectKey, ...]
+    until: float
+
+
+class DeviceDetails(NamedTuple):
+    """The devices that kube-scheduler will choose, or why they are not known."""
+
+    codes: NDArray[np.int32]
+    results: Sequence[_Placement | str]
+    columns: NDArray[np.intp]
+    names: Sequence[tuple[str, ...]]
+    """By column. Decisions share it."""
+
+    @property
+    def nbytes(self) -> int:
+        return int(self.codes.nbytes + self.columns.nbytes)
+
+    def text(self, candidate: int) -> str:
+        """`devices gpu: gpu-3, gpu-4`."""
+        column = int(self.columns[candidate])
+        if column >= len(self.names):
+            return ""
+        result, names = self.results[int(self.codes[candidate])], self.names[column]
+        if isinstance(result, str):
+            return result if result == _DOES_NOT_FIT else f"devices not predicted: {result}"
+        parts = [
+            f"{request}: {', '.join(names[at] for at in positions)}" for request, positions in result.requests
+        ]
+        return f"devices {'; '.join(parts)}"
+
+    def distances(self) -> NDArray[np.float64]:
+        """1: no candidate is rejected."""
+        return np.ones(len(self.codes))
+
+    def numbers(self, candidate: int) -> Mapping[str, Any]:  # noqa: ARG002
+        """Empty: the text contains everything."""
+        return {}
+
+
+class DeviceScores(NamedTuple):
+    """The predictions for one pod, by candidate (M)."""
+
+    fits: NDArray[np.bool_]
+    before: CandidateGpus
+    """The devices without the pod."""
+    after: CandidateGpus
+    """The devices with the pod."""
+    taken: NDArray[np.bool_]
+    """(C, M): the devices that the pod takes or blocks."""
+    details: DeviceDetails
+
+
+_DOES_NOT_FIT: Final = "the claims do not fit the free devices"
+_NOT_EXAMINED: Final = "too many nodes changed"
+
+
+class DevicePredictions:
+    """Predicts devices. A prediction is kept until the devices of the node or their holders change."""
+
+    def __init__(self) -> None:
+        self._by_request: OrderedDict[Hashable, _Known] = OrderedDict()
+        self._classes: Mapping[str, DeviceClass] = {}
+        """Those that all predictions depend on."""
+        self._expected: dict[ObjectKey, _Expected] = {}
+        """By pod."""
+
+    def score(
+        self,
+        devices: DeviceLayout,
+        classes: Mapping[str, DeviceClass],
+        demand: DeviceDemand,
+        columns: NDArray[np.intp],
+    ) -> DeviceScores:
+        """Predict the devices of a demand on nodes, which are columns of the layout."""
+        known = self._known(devices, classes, demand)
+        stale = columns[devices.versions[columns] != known.versions[columns]]
+        stale = stale[stale < len(devices.nodes)]
+        for column in stale[:_MOST_PREDICTIONS].tolist():
+            of_node = devices.nodes[column][1]
+            known.codes[column] = known.code(
+                self._predict(demand, of_node, device_layout.device_use(of_node))
+            )
+            known.versions[column] = devices.versions[column]
+        codes = known.codes[columns]
+        codes[devices.versions[columns] != known.versions[columns]] = known.code(_NOT_EXAMINED)
+        before = CandidateGpus(devices.layout, columns)
+        expected = self._expected_by_node()
+        if expected:
+            pending = np.zeros((devices.layout.most_gpus, len(columns)), np.int64)
+            for name, of_pods in expected.items():
+                for at in np.flatnonzero(columns == devices.columns.get(name, -1)).tolist():
+                    of_node = devices.nodes[columns[at]][1]
+                    use = _add_expected(device_layout.device_use(of_node), of_pods)
+                    codes[at] = known.code(self._predict(demand, of_node, use))
+                    every = device_layout.ordered_devices(of_node)
+                    pending[:, at] = [*_milli_by_position(every, of_pods, len(pending))]
+            before.take_amounts(DEVICE, pending)
+        table = np.zeros((len(known.results), devices.layout.most_gpus), np.int64)
+        for code, result in enumerate(known.results):
+            if isinstance(result, _Placement):
+                table[code, [position for position, _ in result.milli]] = [milli for _, milli in result.milli]
+        amounts = table[codes].T
+        after = before.fork()
+        after.take_amounts(DEVICE, amounts)
+        fits = np.array([isinstance(result, _Placement) for result in known.results])[codes]
+        details = DeviceDetails(codes, known.results, columns, devices.names)
+        return DeviceScores(fits, before, after, amounts > 0, details)
+
+    def expect(
+        self, pod: ObjectKey, demand: DeviceDemand, devices: DeviceLayout, node: str, now: float
+    ) -> None:
+        """Count the devices of a pod on its best node as in use, until the allocation is seen."""
+        self._expected.pop(pod, None)
+        of_node = devices.nodes[devices.columns[node]][1]
+        use = _add_expected(device_layout.device_use(of_node), self._expected_by_node().get(node, ()))
+        prediction = predict_devices(of_node.pools, demand.claims, self._classes, use, device_matches)
+        if prediction and not isinstance(prediction, NotPredicted):
+            self._expected[pod] = _Expected(node, prediction, demand.keys, now + _EXPECTED_S)
+
+    def forget_seen(
+        self,
+        inventory: DeviceInventory,
+        claims: Mapping[ObjectKey, ResourceClaim],
+        pods: Mapping[ObjectKey, AllocatedPod],
+        now: float,
+    ) -> None:
+        """Forget pods whose allocation was seen, and those that were not seen for a time."""
+        for pod, expected in [*self._expected.items()]:
+            known, bound = [claims.get(claim) for claim in expected.claims], pods.get(pod)
+            is_seen = any(claim is None or claim.is_allocated for claim in known) or (
+                bound is not None and bound.spec.nodeName not in ("", expected.node)
+            )
+            if now > expected.until or is_seen or _has_devices(inventory, expected.node, pod):
+                del self._expected[pod]
+
+    def _known(
+        self, devices: DeviceLayout, classes: Mapping[str, DeviceClass], demand: DeviceDemand
+    ) -> _Known:
+        if classes != self._classes:
+            self._by_request.clear()
+            self._classes = classes
+        known = self._by_request.pop(demand.key, None)
+        if known is None or len(known.versions) != len(devices.versions):
+            size = len(devices.versions)
+            known = _Known(np.full(size, -1, np.int64), np.zeros(size, np.int32), [], {})
+            known.code(_DOES_NOT_FIT)
+            known.versions[-1] = devices.versions[-1]
+        self._by_request[demand.key] = known
+        if len(self._by_request) > _MOST_REQUESTS:
+            self._by_request.popitem(last=False)
+        return known
+
+    def _predict(self, demand: DeviceDemand, devices: NodeDevices, use: DeviceUse) -> _Placement | str:
+        """What a node gives to a demand; the reason if it is not known."""
+        if demand.reason:
+            return demand.reason
+        prediction = predict_devices(devices.pools, demand.claims, self._classes, use, device_matches)
+        if prediction is None:
+            return _DOES_NOT_FIT
+        if isinstance(prediction, NotPredicted):
+            return prediction.reason
+        every = device_layout.ordered_devices(devices)
+        position = {id(device): at for at, device in enumerate(every)}
+        by_request: dict[str, list[int]] = {}
+        for each in prediction:
+            if id(each.device) not in position:
+                return f"the node has more than {len(every)} devices"
+            by_request.setdefault(each.request, []).append(position[id(each.device)])
+        after = _add_expected(use, prediction)
+        blocked = {*device_allocation.blocked_devices(devices.pools, after)}
+        blocked -= {*device_allocation.blocked_devices(devices.pools, use)}
+        milli = [*_milli_by_position(every, prediction, len(every))]
+        taken = tuple(
+            (at, WHOLE if device.id in blocked else amount)
+            for at, (device, amount) in enumerate(zip(every, milli, strict=True))
+            if amount or device.id in blocked
+        )
+        return _Placement(tuple((name, tuple(at)) for name, at in by_request.items()), taken)
+
+    def _expected_by_node(self) -> dict[str, list[PredictedDevice]]:
+        by_node: dict[str, list[PredictedDevice]] = {}
+        for expected in self._expected.values():
+            by_node.setdefault(expected.node, []).extend(expected.devices)
+        return by_node
+
+
+def _has_devices(inventory: DeviceInventory, node: str, pod: ObjectKey) -> bool:
+    """Whether a claim that is reserved for the pod has devices on the node."""
+    return any(
+        holder.claim[0] == pod[0] and pod[1] in holder.pods
+        for holders in inventory.nodes.get(node, NodeDevices()).holders.values()
+        for holder in holders
+    )
+
+
+def _milli_by_position(
+    every: Sequence[Device], devices: Iterable[PredictedDevice], size: int
+) -> Iterator[int]:
+    """The thousandths of each position that a claim with these devices takes, 0 from the last device on."""
+    taken: Counter[DeviceId] = Counter()
+    for each in devices:
+        if not each.is_admin_access:
+            shared = (
+                WHOLE if each.consumed is None else device_layout.device_milli(each.device, each.consumed)
+            )
+            taken[each.device.id] += shared
+    for at in range(size):
+        yield min(taken[every[at].id], WHOLE) if at < len(every) and taken else 0
+
+
+def _add_expected(use: DeviceUse, devices: Iterable[PredictedDevice]) -> DeviceUse:
+    """The use of a node with further devices."""
+    taken, shared = {*use.taken}, {device: Counter(amounts) for device, amounts in use.shared.items()}
+    for each in devices:
+        if each.consumed is not None:
+            shared.setdefault(each.device.id, Counter()).update(each.consumed)
+        elif not each.is_admin_access:
+            taken.add(each.device.id)
+    return use._replace(taken=taken, shared=shared)

@@ -1,0 +1,218 @@
+"""Scores of nodes for pods that claim DRA devices."""
+
+from typing import Any
+
+import msgspec
+import numpy as np
+import pytest
+
+from nodewise.agent import ClusterState, Names, NodeIndex, ObjectKey, Snapshot
+from nodewise.agent.state import Change
+from nodewise.agents.gpu.agent import GpuAgent
+from nodewise.agents.gpu.gpu_pod_fields import RequestedGpuPod
+from nodewise.agents.gpu.node_gpus import GpuNode
+from nodewise.agents.gpu.options import GpuOptions, Placement
+from nodewise.agents.gpu.state import NAME, GpuStateBuilder
+from nodewise.agents.gpu.vendor_resource_names import GENERIC
+from nodewise.base import cooperative_scheduling
+from nodewise.devices.device_inventory import DEVICE_CLASSES, RESOURCE_CLAIMS, RESOURCE_SLICES
+from nodewise.devices.resource_claims import (
+    DeviceClassObject,
+    ResourceClaimObject,
+    parse_device_class,
+    parse_resource_claim,
+)
+from nodewise.devices.resource_slices import ResourceSliceObject, parse_resource_slice
+from nodewise.metrics.metrics_snapshot import MetricsSnapshot
+from tests.cluster import device_objects
+
+Object = dict[str, Any]
+GPU = "nvidia.com/gpu"
+CLASS = device_objects.device_class(extended_resource=GPU)
+SHARED: Object = {
+    "allowMultipleAllocations": True,
+    "capacity": {"memory": {"value": "80Gi", "requestPolicy": {"default": "80Gi"}}},
+}
+"""A device that claims share by memory."""
+
+
+def slices(node: str, devices: int = 4, **fields: Any) -> Object:
+    return device_objects.resource_slice(
+        node, [device_objects.device(f"gpu-{at}", **fields) for at in range(devices)]
+    )
+
+
+def claim(name: str, count: int = 1, **fields: Any) -> Object:
+    return device_objects.claim(name, device_objects.request("gpu", count=count, **fields))
+
+
+def held(name: str, node: str, *devices: str, **fields: Any) -> Object:
+    """A claim that has devices, or parts of them."""
+    results = [
+        {"request": "gpu", "driver": device_objects.DRIVER, "pool": node, "device": device} | fields
+        for device in devices
+    ]
+    return claim(name, len(devices)) | {"status": {"allocation": {"devices": {"results": results}}}}
+
+
+def pod(name: str, *claims: str, **limits: str) -> RequestedGpuPod:
+    document = device_objects.claiming_pod(name, *claims, limits={GPU: limits["gpu"]} if limits else {})
+    document["metadata"]["namespace"] = "default"
+    return msgspec.convert(document, RequestedGpuPod)
+
+
+class Cluster:
+    """Nodes, devices and claims, and the agent's state of them."""
+
+    def __init__(self, placement: Placement, *objects: Object, nodes: int = 3) -> None:
+        self.agent = GpuAgent(GpuOptions(gpu_placement=placement), GENERIC)
+        self.agent.serve()
+        self._builder = GpuStateBuilder(GENERIC)
+        self.names = [f"n{at}" for at in range(nodes)]
+        self._index = NodeIndex(self.names)
+        self._objects: dict[str, dict[ObjectKey, Any]] = {}
+        self._nodes = {("", name): GpuNode() for name in self.names}
+        self.apply(CLASS, *objects)
+
+    def apply(self, *objects: Object, now: float = 0.0) -> None:
+        kinds: dict[str, tuple[str, Any, Any]] = {
+            "DeviceClass": (DEVICE_CLASSES, DeviceClassObject, parse_device_class),
+            "ResourceClaim": (RESOURCE_CLAIMS, ResourceClaimObject, parse_resource_claim),
+            "ResourceSlice": (RESOURCE_SLICES, ResourceSliceObject, parse_resource_slice),
+        }
+        before = self._objects
+        after = {key: dict(before.get(key, {})) for key, _, _ in kinds.values()}
+        for each in objects:
+            name, type_, parse = kinds[each["kind"]]
+            namespace = "default" if each["kind"] == "ResourceClaim" else ""
+            after[name][namespace, each["metadata"]["name"]] = parse(msgspec.convert(each, type_))
+        changes = {
+            name: {
+                key: Change(before.get(name, {}).get(key), item)
+                for key, item in items.items()
+                if before.get(name, {}).get(key) is not item
+            }
+            for name, items in after.items()
+        }
+        state = ClusterState(
+            self._index,
+            after,
+            MetricsSnapshot(),
+            now,
+            self._nodes,
+            changes=changes if before else None,
+        )
+        self._objects = after
+        built = cooperative_scheduling.run_without_pauses(self._builder.build(state))
+        self.snapshot = Snapshot(self._index, {NAME: built}, now)
+
+    def decide(self, wanted: RequestedGpuPod) -> tuple[list[int], list[str]]:
+        """The points and the details by node."""
+        candidates = Names(self._index, np.arange(len(self.names)))
+        assert self.agent.filter(wanted, candidates, self.snapshot) is None or not (
+            self.agent.filter(wanted, candidates, self.snapshot).codes.any()  # type: ignore[union-attr]
+        )
+        scores = self.agent.score(wanted, candidates, self.snapshot)
+        assert scores is not None
+        assert scores.details is not None
+        return scores.points.tolist(), [scores.details.text(at) for at in range(len(self.names))]
+
+
+THREE = [slices(f"n{at}") for at in range(3)]
+HELD = [held("one", "n1", "gpu-0"), held("two", "n2", "gpu-0", "gpu-2")]
+
+
+@pytest.mark.parametrize(("placement", "best"), [("pack", "n2"), ("fragmentation", "n2"), ("spread", "n0")])
+def test_best_node_follows_the_placement(placement: Placement, best: str) -> None:
+    cluster = Cluster(placement, *THREE, *HELD, claim("c", 2))
+    points, details = cluster.decide(pod("p", "c"))
+    assert cluster.names[points.index(10)] == best
+    assert details == [
+        "devices gpu: gpu-0, gpu-1",
+        "devices gpu: gpu-1, gpu-2",
+        "devices gpu: gpu-1, gpu-3",
+    ]
+
+
+def test_node_where_the_claim_does_not_fit_has_no_points_and_is_not_rejected() -> None:
+    points, details = Cluster("pack", *THREE, *HELD, claim("c", 3)).decide(pod("p", "c"))
+    assert points[2] == 0
+    assert points[1] == 10
+    assert details[2] == "the claims do not fit the free devices"
+
+
+def test_extended_resource_is_predicted_as_the_claim_that_kube_scheduler_creates() -> None:
+    points, details = Cluster("pack", *THREE, *HELD).decide(pod("p", gpu="2"))
+    assert points[2] == 10
+    assert details[2] == "devices container-0-request-2: gpu-1, gpu-3"
+
+
+def test_parts_of_devices_are_packed_by_consumed_capacity() -> None:
+    nodes = [slices(f"n{at}", 2, **SHARED) for at in range(3)]
+    part = {"shareID": "s", "consumedCapacity": {"memory": "60Gi"}}
+    wanted = claim("c", capacity={"requests": {"memory": "20Gi"}})
+    points, details = Cluster("pack", *nodes, held("one", "n1", "gpu-0", **part), wanted).decide(
+        pod("p", "c")
+    )
+    assert points[1] == 10
+    assert details[1] == "devices gpu: gpu-0"
+    whole = Cluster("pack", *nodes, held("one", "n1", "gpu-0", **part), claim("c"))
+    assert whole.decide(pod("p", "c"))[1][1] == "devices gpu: gpu-1"
+
+
+def test_claim_that_was_not_seen_or_is_allocated_is_named() -> None:
+    cluster = Cluster("pack", *THREE, *HELD)
+    wanted = pod("p", "unknown")
+    candidates = Names(cluster.snapshot.nodes, np.arange(3))
+    assert cluster.agent.score(wanted, candidates, cluster.snapshot) is None
+    for name, text in (
+        ("unknown", "devices not predicted: claim unknown of the pod was not seen yet"),
+        ("one", "devices not predicted: claim one is allocated already"),
+    ):
+        verdict = cluster.agent.filter(pod("p", name), candidates, cluster.snapshot)
+        assert verdict is not None
+        assert verdict.details is not None
+        assert not verdict.codes.any()
+        assert verdict.details.text(0) == text
+
+
+def test_next_pod_counts_devices_that_are_allocated_but_not_seen_yet() -> None:
+    cluster = Cluster("pack", *THREE, *HELD, *[claim(f"c{at}") for at in range(4)])
+    assert cluster.decide(pod("p0", "c0"))[1][2] == "devices gpu: gpu-1"
+    points, details = cluster.decide(pod("p1", "c1"))
+    assert details[2] == "devices gpu: gpu-3"
+    assert points[2] == 10
+    points, details = cluster.decide(pod("p2", "c2"))
+    assert points[2] == 0
+    assert points[1] == 10
+    # kube-scheduler chose another node for the first pod: its device is free again
+    cluster.apply(held("c0", "n0", "gpu-0"))
+    assert cluster.decide(pod("p3", "c3"))[1][2] == "devices gpu: gpu-1"
+
+
+def test_expected_device_is_free_again_after_a_time() -> None:
+    cluster = Cluster("pack", *THREE, *HELD, claim("c0"), claim("c1"))
+    cluster.decide(pod("p0", "c0"))
+    cluster.apply(now=60.0)
+    assert cluster.decide(pod("p1", "c1"))[1][2] == "devices gpu: gpu-1"
+
+
+def test_partition_blocks_the_partitions_that_overlap_it() -> None:
+    def parts(node: str) -> list[Object]:
+        counters = [
+            device_objects.device(
+                name, consumesCounters=[{"counterSet": "g", "counters": {"slices": {"value": size}}}]
+            )
+            for name, size in (("half-1", "4"), ("half-2", "4"), ("whole", "8"))
+        ]
+        shared = [{"name": "g", "counters": {"slices": {"value": "8"}}}]
+        return [
+            device_objects.resource_slice(node, counters, slices=2),
+            device_objects.resource_slice(node, [], number=1, slices=2, sharedCounters=shared),
+        ]
+
+    nodes = [item for at in range(3) for item in parts(f"n{at}")]
+    cluster = Cluster("pack", *nodes, held("one", "n1", "half-1"), claim("c"))
+    points, details = cluster.decide(pod("p", "c"))
+    assert points[1] == 10
+    assert details[:2] == ["devices gpu: half-1", "devices gpu: half-2"]
