@@ -22,6 +22,9 @@ from nodewise.observe.metrics_registry import MetricsRegistry
 
 _SETTLE_S = 0.02
 """Changes come in bursts; the cache waits this long for the rest of one before it computes."""
+_BUSY_SETTLE_S = 0.06
+"""The same if the change follows the previous snapshot within this time, as while pods are bound: a snapshot for each
+two pods takes an eighth of the processor time of a bind. Reservations of this process are in the snapshot before."""
 
 ApplyResponse = Callable[[bytes], Any]
 """Puts the server's response to a write into a store. Returns the object that the store has then, or None."""
@@ -164,15 +167,18 @@ class SnapshotCache:
 
     async def run(self) -> None:
         """Publish a snapshot after every change, and at least once a period because values age."""
+        published_s = float("-inf")
         while True:
             try:
                 async with asyncio.timeout(self._period_s):
                     await self._changed.wait()
-                await self._clock.sleep(_SETTLE_S)
+                is_busy = self._clock.monotonic() - published_s < _BUSY_SETTLE_S
+                await self._clock.sleep(_BUSY_SETTLE_S if is_busy else _SETTLE_S)
             except TimeoutError:
                 pass
             self._changed.clear()
             await self.publish()
+            published_s = self._clock.monotonic()
             if not self._ready and not self.waiting_for():
                 self._ready = True
                 self._metrics.set("ready", 1.0)
