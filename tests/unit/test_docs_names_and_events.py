@@ -116,7 +116,7 @@ def test_the_page_of_names_has(name: str) -> None:
 
 def test_the_page_of_names_has_every_field_manager() -> None:
     managers = {
-        text for text in texts() if re.fullmatch(r"nodewise-(telemetry|gpu|cpu|annotator|wake)", text)
+        text for text in texts() if re.fullmatch(r"nodewise-(telemetry|gpu|cpu|annotator|wake|devices)", text)
     }
     written = {
         name for path in SOURCES for name in re.findall(r'"fieldManager": "([\w-]+)"', path.read_text())
@@ -128,10 +128,10 @@ def test_the_page_of_names_has_every_field_manager() -> None:
 def test_the_page_of_events_has_every_reason() -> None:
     code = "\n".join(path.read_text() for path in SOURCES)
     calls = len(re.findall(r"recorder\.record\(\s*about", code))
-    assert calls == 3, "an Event that the page does not know"
+    assert calls == 4, "an Event that the page does not know"
     kinds = (*policy_status.CONDITIONS, *policy_status.TASPOLICY_CONDITIONS)
     conditions = {kind.reason for kind in kinds if kind.reason}  # others have a cause as their reason
-    reasons = {event_recorder.NO_NODE_PASSES, decision.NOT_BOUND, "AsExpected"}
+    reasons = {event_recorder.NO_NODE_PASSES, decision.NOT_BOUND, "AsExpected", "DeviceTainted"}
     reasons |= conditions | policy_status.NOT_READY.keys()
     documented = set(re.findall(r"^\| `(\w+)` \| (?:Warning|Normal) \|", EVENTS, re.MULTILINE))
     assert documented == reasons
