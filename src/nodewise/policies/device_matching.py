@@ -92,7 +92,7 @@ def build_table(
     yield
     known: set[DeviceId] = set()
     for item in listed:
-        if item.names and item.generation == newest[item.driver, item.pool]:
+        if item.driver in attributes and item.generation == newest[item.driver, item.pool]:
             table.add_slice(item, attributes[item.driver], known)
             yield
     table.present = len(table.ids)

@@ -1,0 +1,329 @@
+"""Which devices rules of `deviceTaints` taint, by values of series, states, limits and earlier taints."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import msgspec
+import pytest
+
+from nodewise.base import cooperative_scheduling
+from nodewise.devices.device_taint_rules import DeviceTaintRule, comparable_identity, policy_label
+from nodewise.kube.resource_kinds import DEVICE_TAINT_RULES
+from nodewise.metrics.metrics_snapshot import MetricsSnapshot
+from nodewise.metrics.series import DifferingValues, Sample, Series
+from nodewise.policies import device_matching, placement_policy_parser
+from nodewise.policies.device_matching import SliceDevices
+from nodewise.policies.device_taints import DeviceInputs, DeviceReport, DeviceRules, DeviceTaints
+from nodewise.policies.options import MaxAges
+from nodewise.policies.placement_policy import Policy
+from nodewise.policies.policy_objects import PolicyObject
+
+NANO = 10**9
+START = 1_700_000_000.0
+DRIVER = "gpu.example.com"
+HOT = {"metric": "temp", "above": 90, "driver": DRIVER, "deviceLabel": "UUID", "deviceAttribute": "uuid"}
+
+
+def policy(*rules: Mapping[str, Any], name: str = "gpus", **spec: Any) -> Policy:
+    body = {"metadata": {"name": name, "uid": f"uid-{name}"}, "spec": {"deviceTaints": rules, **spec}}
+    item = msgspec.json.decode(msgspec.json.encode(body), type=PolicyObject)
+    parsed = placement_policy_parser.parse_policy(item, "ClusterPlacementPolicy")
+    assert not parsed.problems or "unknown" in spec, parsed.problems
+    return parsed
+
+
+def slices(
+    *nodes: str, count: int = 4, attribute: str = "uuid", values: Sequence[str] | None = None
+) -> list[SliceDevices]:
+    """A slice of each node; the attribute of device i is `<node>-i`, or one of the values."""
+    names = tuple(f"gpu-{number}" for number in range(count))
+    return [
+        SliceDevices(
+            None,
+            DRIVER,
+            node,
+            1,
+            node,
+            names,
+            (tuple(values) if values else tuple(f"{node}-{number}" for number in range(count)),),
+            frozenset({attribute, "model"}),
+        )
+        for node in nodes
+    ]
+
+
+class Evaluator:
+    """Evaluates policies at one time after another, with the DeviceTaintRules of the last time."""
+
+    def __init__(self, *policies: Policy, listed: Sequence[SliceDevices] = ()) -> None:
+        self.policies = policies
+        self.slices = list(listed or slices("n1", "n2"))
+        self.rules = DeviceRules()
+        self.own_rules: list[DeviceTaintRule] = []
+        self.reports: Mapping[Any, DeviceReport] = {}
+        self.values: dict[str, float] = {}
+        self.differing: dict[str, tuple[int, int]] = {}
+        self.now = START
+
+    def restart(self) -> None:
+        """Another leader, which knows the status and the DeviceTaintRules."""
+        self.rules = DeviceRules()
+
+    def step(self, values: Mapping[str, float | None] = {}, after_s: float = 5.0) -> dict[str, str]:
+        """The effects by device, after more values; None ends a series."""
+        self.now += after_s
+        merged = {**self.values, **values}
+        self.values = {name: value for name, value in merged.items() if value is not None}
+        attributes = {
+            rule.driver: (rule.attribute,) if rule.attribute else ()
+            for each in self.policies
+            for rule in each.device_taints
+        }
+        absent = [device for rule in self.own_rules if (device := rule.device)]
+        table = cooperative_scheduling.run_without_pauses(
+            device_matching.build_table(self.slices, attributes, absent)
+        )
+        samples = {name: Sample(int(value * NANO), self.now) for name, value in self.values.items()}
+        series = {}
+        for each in self.policies:
+            for part in each.device_comparisons():
+                request = part.metric_request()
+                invalid = dict.fromkeys(self.differing, "values differ")
+                differing = {
+                    name: DifferingValues(low * NANO, high * NANO, self.now)
+                    for name, (low, high) in self.differing.items()
+                }
+                series[request.key] = Series(request.key, "test", self.now, samples, invalid, differing)
+        inputs = DeviceInputs(
+            table,
+            MetricsSnapshot(series),
+            MaxAges(60.0, follows_samples=False),
+            self.own_rules,
+            {key: report.rules for key, report in self.reports.items()},
+            self.now,
+        )
+        result = cooperative_scheduling.run_without_pauses(self.rules.evaluate(self.policies, inputs))
+        return self._apply(result)
+
+    def _apply(self, result: DeviceTaints) -> dict[str, str]:
+        self.reports = result.reports
+        kept = [rule for rule in self.own_rules if rule.metadata.name in result.held - result.wanted.keys()]
+        bodies = [taint.body(DEVICE_TAINT_RULES) for taint in result.wanted.values()]
+        self.own_rules = [*kept, *(msgspec.convert(body, DeviceTaintRule) for body in bodies)]
+        return {"/".join(rule.device[1:]): rule.spec.taint.effect for rule in self.own_rules if rule.device}
+
+    def report(self, number: int = 0) -> DeviceReport:
+        return self.reports[self.policies[number].key]
+
+
+def test_only_the_device_above_the_value_is_tainted() -> None:
+    evaluator = Evaluator(policy(HOT))
+    assert evaluator.step({"n1/n1-0": 95, "n1/n1-1": 90, "n2/n2-0": 20}) == {"n1/gpu-0": "NoSchedule"}
+    assert evaluator.step({"n1/n1-0": 80}) == {}
+
+
+@pytest.mark.parametrize(
+    ("label", "attribute"),
+    [
+        ("GPU-4F", "GPU-4f"),
+        ("00000000:3B:00.0", "0000:3b:00.0"),
+        ("0000:3b:00.0", "0000:3b:00.0"),
+        ("3", "3"),
+    ],
+)
+def test_identities_are_compared_without_case_and_with_the_domain_of_pci(label: str, attribute: str) -> None:
+    assert comparable_identity(label) == comparable_identity(attribute)
+
+
+def test_index_is_compared_on_the_node_of_the_series_only() -> None:
+    evaluator = Evaluator(policy(HOT), listed=slices("n1", "n2", values=["0", "1", "2", "3"]))
+    assert evaluator.step({"n1/2": 95}) == {"n1/gpu-2": "NoSchedule"}
+    assert evaluator.step({"n1/2": 20, "/1": 95, "unknown/3": 95}) == {}
+
+
+@pytest.mark.parametrize("name", ["/n2-3", "exporter/n2-3"])
+def test_uuid_identifies_a_device_without_a_known_node(name: str) -> None:
+    assert Evaluator(policy(HOT)).step({name: 95}) == {"n2/gpu-3": "NoSchedule"}
+
+
+def test_device_without_attribute_is_identified_by_its_name() -> None:
+    rule = {name: value for name, value in HOT.items() if name != "deviceAttribute"}
+    listed = [msgspec.structs.replace(item, identities=()) for item in slices("n1", "n2")]
+    assert Evaluator(policy(rule), listed=listed).step({"n2/gpu-1": 95}) == {"n2/gpu-1": "NoSchedule"}
+
+
+def test_all_partitions_of_a_gpu_have_the_value_of_its_series() -> None:
+    listed = slices("n1", values=["gpu-a", "gpu-a", "gpu-b", "gpu-b"])
+    rule = HOT | {"maxTaintedShare": "0.9"}
+    expected = {"n1/gpu-2": "NoSchedule", "n1/gpu-3": "NoSchedule"}
+    assert Evaluator(policy(rule), listed=[listed[0]]).step({"n1/GPU-a": 1, "n1/GPU-b": 95}) == expected
+
+
+def test_missing_value_changes_nothing() -> None:
+    evaluator = Evaluator(policy(HOT | {"release": 80}))
+    assert evaluator.step({"n1/n1-0": 95}) == {"n1/gpu-0": "NoSchedule"}
+    for _ in range(3):
+        assert evaluator.step({"n1/n1-0": None}, after_s=600) == {"n1/gpu-0": "NoSchedule"}
+    assert evaluator.step({"n1/n1-0": 85}) == {"n1/gpu-0": "NoSchedule"}
+    assert evaluator.step({"n1/n1-0": 79}) == {}
+
+
+def test_no_series_heals_where_it_means_healthy() -> None:
+    rule = {name: value for name, value in HOT.items() if name != "metric"}
+    evaluator = Evaluator(policy(rule | {"query": "xid > 0", "emptyMeans": "Healthy"}))
+    assert evaluator.step({"n1/n1-0": 95}) == {"n1/gpu-0": "NoSchedule"}
+    assert evaluator.step({"n1/n1-0": None}) == {}
+
+
+def test_device_whose_series_differ_is_tainted_if_all_meet_the_rule() -> None:
+    evaluator = Evaluator(policy(HOT))
+    evaluator.differing = {"n1/n1-0": (91, 99), "n1/n1-1": (20, 99)}
+    assert evaluator.step({"n2/n2-0": 20}) == {"n1/gpu-0": "NoSchedule"}
+
+
+def test_device_without_slice_stays_tainted() -> None:
+    evaluator = Evaluator(policy(HOT))
+    evaluator.step({"n1/n1-0": 95, "n2/n2-0": 95})
+    evaluator.slices = slices("n2")
+    assert evaluator.step({"n1/n1-0": None}) == {"n1/gpu-0": "NoSchedule", "n2/gpu-0": "NoSchedule"}
+    evaluator.slices = []
+    assert evaluator.step() == {"n1/gpu-0": "NoSchedule", "n2/gpu-0": "NoSchedule"}
+    evaluator.slices = slices("n1", "n2")
+    assert evaluator.step({"n1/n1-0": 20}) == {"n2/gpu-0": "NoSchedule"}
+
+
+def test_times_count_on_in_a_new_leader() -> None:
+    evaluator = Evaluator(policy(HOT | {"for": "1m", "keepFor": "2m"}))
+    for _ in range(11):
+        assert evaluator.step({"n1/n1-0": 95}) == {}
+        evaluator.restart()
+    assert evaluator.report().rules[0].device_states[0].state == "Pending"
+    assert evaluator.step(after_s=10) == {"n1/gpu-0": "NoSchedule"}
+    for _ in range(11):
+        assert evaluator.step({"n1/n1-0": 20}, after_s=10) == {"n1/gpu-0": "NoSchedule"}
+        evaluator.restart()
+    assert evaluator.step(after_s=20) == {}
+
+
+def test_new_leader_without_status_continues_with_the_taints() -> None:
+    evaluator = Evaluator(policy(HOT | {"release": 80}))
+    evaluator.step({"n1/n1-0": 95})
+    evaluator.restart()
+    evaluator.reports = {}
+    assert evaluator.step({"n1/n1-0": 85, "n1/n1-1": 85}) == {"n1/gpu-0": "NoSchedule"}
+
+
+def test_edit_of_the_value_applies_to_tainted_devices() -> None:
+    evaluator = Evaluator(policy(HOT))
+    evaluator.step({"n1/n1-0": 95, "n1/n1-1": 85})
+    evaluator.policies = (policy(HOT | {"above": 96}),)
+    assert evaluator.step() == {}
+    evaluator.policies = (policy(HOT | {"above": 80, "effect": "NoExecute", "maxTaintedShare": "0.9"}),)
+    assert evaluator.step() == {"n1/gpu-0": "NoExecute", "n1/gpu-1": "NoExecute"}
+
+
+def test_share_of_tainted_devices_is_limited_and_the_first_ones_stay() -> None:
+    evaluator = Evaluator(policy(HOT | {"maxTaintedShare": "0.25"}))
+    assert evaluator.step({"n2/n2-3": 95}) == {"n2/gpu-3": "NoSchedule"}
+    many = {f"{node}/{node}-{number}": 95.0 for node in ("n1", "n2") for number in range(4)}
+    expected = {"n2/gpu-3": "NoSchedule", "n1/gpu-0": "NoSchedule"}
+    assert evaluator.step(many) == expected
+    assert evaluator.report().limited == (
+        "8 devices meet deviceTaints[0], which may taint 2 of 8 by maxTaintedShare 0.25"
+    )
+    evaluator.restart()
+    assert evaluator.step() == expected
+
+
+def test_one_device_of_few_may_be_tainted() -> None:
+    evaluator = Evaluator(policy(HOT), listed=slices("n1", count=2))
+    assert evaluator.step({"n1/n1-0": 95, "n1/n1-1": 95}) == {"n1/gpu-0": "NoSchedule"}
+
+
+@pytest.mark.parametrize("spec", [{"mode": "Shadow"}, {"mode": "Canary", "canary": {"percent": 10}}])
+def test_no_device_is_tainted_by_a_policy_that_observes(spec: Mapping[str, Any]) -> None:
+    evaluator = Evaluator(policy(HOT, **spec))
+    assert evaluator.step({"n1/n1-0": 95}) == {}
+    assert evaluator.report().tainted == 1
+
+
+def test_two_policies_taint_one_device_with_a_rule_each() -> None:
+    evaluator = Evaluator(policy(HOT), policy(HOT | {"above": 50}, name="others"))
+    evaluator.step({"n1/n1-0": 95})
+    names = {rule.metadata.name for rule in evaluator.own_rules}
+    assert {rule.policy_label for rule in evaluator.own_rules} == {"gpus", "others"}
+    assert len(names) == 2
+    evaluator.step({"n1/n1-0": 60})
+    assert [rule.policy_label for rule in evaluator.own_rules] == ["others"]
+
+
+def test_two_rules_of_a_policy_give_one_taint_with_the_stronger_effect() -> None:
+    worse = HOT | {"above": 99, "effect": "NoExecute", "maxTaintedShare": "0.5"}
+    evaluator = Evaluator(policy(HOT, worse))
+    assert evaluator.step({"n1/n1-0": 95}) == {"n1/gpu-0": "NoSchedule"}
+    assert evaluator.step({"n1/n1-0": 100}) == {"n1/gpu-0": "NoExecute"}
+    assert evaluator.own_rules[0].reason == "temp above 90; temp above 99"
+
+
+def test_taints_stay_while_the_policy_has_a_problem() -> None:
+    evaluator = Evaluator(policy(HOT))
+    evaluator.step({"n1/n1-0": 95})
+    evaluator.policies = (policy(HOT | {"abvoe": 1}, unknown=1),)
+    assert evaluator.policies[0].problems
+    assert evaluator.step({"n1/n1-0": 20}) == {"n1/gpu-0": "NoSchedule"}
+
+
+@pytest.mark.parametrize(
+    ("rule", "values", "expected"),
+    [
+        (
+            {},
+            {"n1/n1-0": 1, "n1/n1-9": 1},
+            'deviceTaints[0]: 1 values of the label "UUID", such as "n1-9", are the attribute uuid of no device',
+        ),
+        ({}, {"n1/n1-0": 1, "n9/other": 1}, ""),
+        (
+            {"driver": "gpu.exmaple.com"},
+            {"n1/n1-0": 1},
+            'has devices of the driver gpu.exmaple.com; did you mean "gpu.example.com"?',
+        ),
+        ({}, {"n1/n1-0\x1b[31m": 1}, '"n1-0\\x1b[31m"'),
+    ],
+)
+def test_unmatched_series_are_reported_with_the_closest_value(
+    rule: Mapping[str, Any], values: Mapping[str, float], expected: str
+) -> None:
+    evaluator = Evaluator(policy(HOT | rule))
+    evaluator.step(values)
+    assert expected in evaluator.report().unmatched
+    assert bool(expected) == bool(evaluator.report().unmatched)
+
+
+def test_missing_attribute_is_reported_with_the_closest_one() -> None:
+    listed = slices("n1", values=["", "", "", ""])
+    evaluator = Evaluator(policy(HOT | {"deviceAttribute": "uid"}), listed=listed)
+    evaluator.step({"n1/x": 1})
+    assert evaluator.report().unmatched == (
+        "deviceTaints[0]: no device of the driver gpu.example.com has the attribute uid as a text or a whole number:"
+        ' found model, uuid; did you mean "uuid"?'
+    )
+
+
+def test_flapping_device_is_reported() -> None:
+    evaluator = Evaluator(policy(HOT))
+    for number in range(24):
+        evaluator.step({"n1/n1-0": 95 if number % 2 else 20}, after_s=60)
+    assert "deviceTaints[0] tainted devices again" in evaluator.report().flapping
+    assert evaluator.report().flapping.endswith("(gpu.example.com/n1/gpu-0); consider release")
+
+
+def test_labels_of_long_names_of_policies_differ() -> None:
+    long = "a" * 250
+    assert len(policy_label(long)) <= 63
+    assert policy_label(long) != policy_label(long + "b")
+
+
+def test_older_generation_of_a_pool_does_not_count() -> None:
+    older, newer = slices("n1")[0], slices("n1", count=1)[0]
+    evaluator = Evaluator(policy(HOT), listed=[older, msgspec.structs.replace(newer, generation=2)])
+    assert evaluator.step({"n1/n1-0": 20, "n1/n1-1": 95}) == {}
