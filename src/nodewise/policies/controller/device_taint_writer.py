@@ -11,7 +11,7 @@ are created, not applied, and changes and deletions name the uid.
 import asyncio
 import contextlib
 import random
-from collections.abc import Awaitable, Callable, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Container, Iterator, Mapping
 from functools import partial
 from typing import Any, Final, NamedTuple
 
@@ -55,7 +55,7 @@ _UNUSED_S: Final = 60.0
 _RETRY_S: Final = 30.0
 """The time after which an API that is missing or refused is examined again."""
 _REFUSED_S: Final = 60.0
-_CONFIRMED_S: Final = 30.0
+_CONFIRMED_S: Final = 5.0
 """The time after which the watch counts again instead of the last write."""
 _LABELS: Final = ("ResourceSlice (device rules)", "DeviceTaintRule (device rules)")
 Attributes = Mapping[str, tuple[str, ...]]
@@ -216,9 +216,10 @@ class DeviceTaintWriter:
         )
         taints = await cooperative_scheduling.run(self._rules.evaluate(policies, inputs))
         self._patcher.retain({*existing, *taints.wanted})
-        await self._patcher.run(self._due_writes(watches.resource, existing, taints))
+        due = dict(self._due_writes(watches.resource, existing, taints))
+        await self._patcher.run(due.items())
         self._handle.metrics_registry.set("device_taints", len(taints.wanted))
-        return self._with_failures(taints)
+        return self._with_failures(taints, due)
 
     async def _update_table(  # complexity: sets of devices
         self, watches: _Watches, existing: Mapping[str, DeviceTaintRule]
@@ -305,11 +306,11 @@ class DeviceTaintWriter:
         self._patcher.written[metadata.name] = _Written(metadata.uid, now_s)
         logs.emit("device_taint_removed", policy=rule.policy_label, device=str(rule.device))
 
-    def _with_failures(self, taints: DeviceTaints) -> dict[PolicyKey, DeviceReport]:
+    def _with_failures(self, taints: DeviceTaints, due: Container[str]) -> dict[PolicyKey, DeviceReport]:
         """The reports, with the first DeviceTaintRule of each policy that cannot be written."""
         reports = dict(taints.reports)
         for name, failure in self._patcher.failures.items():
-            taint = taints.wanted.get(name)
+            taint = taints.wanted.get(name) if name in due else None
             key = PolicyKey("ClusterPlacementPolicy", "", taint.policy if taint else "")
             if key in reports and not reports[key].refused:
                 text = f"the API server refuses the DeviceTaintRule {name}: {failure.cause}"
