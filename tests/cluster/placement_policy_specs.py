@@ -15,6 +15,11 @@ EXPECTED_OPERATOR: Final = f"expected exactly one of {', '.join(OPERATORS)}, bet
 HOT: Final[Object] = {"metric": "temp", "above": 80}
 RANK: Final[Object] = {"metric": "temp", "order": "Ascending"}
 LABEL: Final[Object] = HOT | {"labels": {"gpu.nodewise.io/suspect": "true"}}
+SICK: Final[Object] = HOT | {
+    "driver": "gpu.example.com",
+    "deviceLabel": "UUID",
+    "deviceAttribute": "resource.kubernetes.io/pciBusID",
+}
 LABEL_WITHOUT_OPERATOR: Final[Object] = {name: value for name, value in LABEL.items() if name != "above"}
 QUANTITY: Final = "in body should match '^[+-]?([0-9]+"
 COOL: Final[Object] = {
@@ -63,6 +68,11 @@ def cluster(**spec: Any) -> Object:
 def avoiding(**rule: Any) -> Object:
     """A PlacementPolicy with one rule, which has other fields than `HOT`; None removes a field."""
     return namespaced(avoid=[{name: value for name, value in (HOT | rule).items() if value is not None}])
+
+
+def tainting(**rule: Any) -> Object:
+    """A ClusterPlacementPolicy with one device rule, which has other fields than `SICK`; None removes a field."""
+    return cluster(deviceTaints=[{name: value for name, value in (SICK | rule).items() if value is not None}])
 
 
 def selecting(**requirement: Any) -> Object:
@@ -137,6 +147,13 @@ ACCEPTED: Final[dict[str, Object]] = {
     "the longest domain of a label of nodes": cluster(
         nodeLabels=[LABEL | {"labels": {f"{'a' * 241}.nodewise.io/{'x' * 63}": "v" * 63}}]
     ),
+    "a device rule": tainting(**{"for": "1m", "release": 70}),
+    "a device rule that keeps the taint": tainting(above=None, between=[1, 2], keepFor="1m", aggregate="max"),
+    "a device rule that evicts": tainting(effect="NoExecute", maxTaintedShare=".1"),
+    "a device rule by name and query": tainting(
+        deviceAttribute=None, metric=None, query="xid > 0", emptyMeans="Healthy"
+    ),
+    "16 device rules in the mode Shadow": cluster(deviceTaints=[SICK] * 16, mode="Shadow"),
     "labels of the older format": cluster(
         nodeLabels=[LABEL | {"labels": {"telemetry.aware.scheduling.pol/gas-disable-card0": "true"}}]
     ),
@@ -154,6 +171,45 @@ REJECTED: Final[dict[str, tuple[Object, list[str]]]] = {
     ),
     "no rules of the cluster kind": (cluster(podSelector={}), ["at least one of avoid, prefer, nodeLabels"]),
     "an empty list": (namespaced(avoid=[]), ["spec.avoid in body should have at least 1 items"]),
+    "a device rule that evicts without a limit": (
+        tainting(effect="NoExecute"),
+        ["spec.deviceTaints[0]", "found the effect NoExecute without maxTaintedShare, expected a limit"],
+    ),
+    "a device rule without driver": (tainting(driver=None), ["spec.deviceTaints[0].driver: Required value"]),
+    "a device rule without label": (
+        tainting(deviceLabel=None),
+        ["spec.deviceTaints[0].deviceLabel: Required value"],
+    ),
+    "a device rule with release and keepFor": (
+        tainting(release=70, keepFor="1m"),
+        ["spec.deviceTaints[0]", "found release and keepFor together, expected either release or keepFor"],
+    ),
+    "a device rule with release on the wrong side": (
+        tainting(release=90),
+        ["spec.deviceTaints[0]", "found release on the wrong side"],
+    ),
+    "a device rule with metric and query": (
+        tainting(query="up"),
+        ["spec.deviceTaints[0]", "found both metric and query, expected exactly one of metric, query"],
+    ),
+    "a device rule with another effect": (
+        tainting(effect="PreferNoSchedule"),
+        ["spec.deviceTaints[0].effect"],
+    ),
+    "a device rule for all devices": (
+        tainting(maxTaintedShare="1"),
+        ["spec.deviceTaints[0].maxTaintedShare"],
+    ),
+    "a driver with a slash": (tainting(driver="gpu/x"), ["spec.deviceTaints[0].driver"]),
+    "an attribute with two slashes": (
+        tainting(deviceAttribute="a/b/c"),
+        ["spec.deviceTaints[0].deviceAttribute"],
+    ),
+    "17 device rules": (cluster(deviceTaints=[SICK] * 17), ["spec.deviceTaints: Too many: 17"]),
+    "a guard of device rules": (
+        cluster(deviceTaints=[SICK], guard={"maxRejectedShare": "0.5"}),
+        ["found guard without avoid"],
+    ),
     "one selector of two": (
         cluster(podSelector={}, avoid=[HOT]),
         ["found avoid or prefer without both selectors, expected namespaceSelector and podSelector"],

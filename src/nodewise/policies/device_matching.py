@@ -14,15 +14,35 @@ import numpy as np
 
 from nodewise.agent import NodeIndex
 from nodewise.devices.device_taint_rules import comparable_identity
-from nodewise.devices.resource_slices import DeviceId
+from nodewise.devices.resource_slices import (
+    DeviceId,
+    ResourceSliceObject,
+    SemanticVersion,
+    parse_resource_slice,
+    qualified_name,
+)
 from nodewise.metrics.node_index import Numbers
 from nodewise.metrics.series import NodeNames, Samples, Series, pack_samples
+from nodewise.policies.placement_policy import Policy
 
 _PART: Final = 256
 """Devices between two yields."""
 _MAX_EXAMPLES: Final = 5
 _Identity = tuple[str, str]
 """A node, empty for an unknown one, and a value of a label or an attribute."""
+
+
+Attributes = Mapping[str, Sequence[str]]
+"""By driver, the attributes that rules name."""
+
+
+def attributes_of_rules(policies: Iterable[Policy]) -> dict[str, tuple[str, ...]]:
+    """The attributes that the device rules of policies name, sorted."""
+    drivers: dict[str, set[str]] = {}
+    for policy in policies:
+        for rule in policy.device_taints:
+            drivers.setdefault(rule.driver, set()).update(filter(None, [rule.attribute]))
+    return {driver: tuple(sorted(attributes)) for driver, attributes in sorted(drivers.items())}
 
 
 class SliceDevices(msgspec.Struct, frozen=True, gc=False):
@@ -39,6 +59,36 @@ class SliceDevices(msgspec.Struct, frozen=True, gc=False):
     identities: tuple[tuple[str, ...], ...] = ()
     """By attribute that a rule names, in their order: its value in each device, comparable; empty without one."""
     attribute_names: frozenset[str] = frozenset()
+
+
+def slice_devices(item: ResourceSliceObject, attributes: Attributes) -> SliceDevices:
+    """What is stored of a slice."""
+    parsed = parse_resource_slice(item)
+    kept = SliceDevices(item.metadata, parsed.driver, parsed.pool, parsed.generation, parsed.scope.node)
+    if parsed.driver not in attributes:
+        return kept
+    names = {attribute for device in parsed.devices for attribute in device.attributes}
+    return msgspec.structs.replace(
+        kept,
+        names=tuple(device.name for device in parsed.devices),
+        identities=tuple(
+            tuple(
+                _attribute_identity(device.attributes.get(qualified_name(parsed.driver, attribute)))
+                for device in parsed.devices
+            )
+            for attribute in attributes[parsed.driver]
+        ),
+        attribute_names=frozenset(name.removeprefix(f"{parsed.driver}/") for name in names),
+    )
+
+
+def _attribute_identity(value: Any) -> str:
+    """The value of an attribute as it is compared; empty for none, and for a type that identifies no device."""
+    if isinstance(value, SemanticVersion):
+        return value.text
+    if isinstance(value, bool) or not isinstance(value, str | int):
+        return ""
+    return comparable_identity(str(value))
 
 
 class DeviceTable:
@@ -79,7 +129,7 @@ class DeviceTable:
 
 
 def build_table(
-    slices: Iterable[SliceDevices], attributes: Mapping[str, Sequence[str]], absent: Iterable[DeviceId]
+    slices: Iterable[SliceDevices], attributes: Attributes, absent: Iterable[DeviceId]
 ) -> Generator[None, None, DeviceTable]:
     """The table of the newest generation of each pool. `attributes` are those that rules name, by driver."""
     table = DeviceTable()

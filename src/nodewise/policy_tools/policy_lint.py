@@ -28,18 +28,30 @@ from nodewise.policies.policy_selection import SYSTEM_NAMESPACE
 from nodewise.policy_tools.query_lint import PrometheusFacts, check_queries, unknown_metrics
 
 
-def effect_notes(  # complexity: one case for each note
-    policy: Policy, sync_period_s: float
-) -> Iterator[Problem]:
-    """The notes about a policy without problems. `sync_period_s` is the time between two values of a metric."""
-    for number, rule in enumerate(policy.avoid):
-        for field, time_s in zip(("for", "keepFor"), rule.times, strict=True):
+def _time_notes(policy: Policy, sync_period_s: float) -> Iterator[Problem]:
+    """The notes about times of rules, and about device rules."""
+    timed = [(f"spec.avoid[{number}]", rule.times) for number, rule in enumerate(policy.avoid)]
+    timed += [
+        (f"spec.deviceTaints[{number}]", rule.times) for number, rule in enumerate(policy.device_taints)
+    ]
+    for place, times in timed:
+        for field, time_s in zip(("for", "keepFor"), times, strict=True):
             if 0 < time_s < sync_period_s:
                 period = clock.format_duration(sync_period_s)
                 expected = (
                     f"at least {period}, the default refresh period: states change with new values only"
                 )
-                yield Problem(f"spec.avoid[{number}].{field}", clock.format_duration(time_s), expected)
+                yield Problem(f"{place}.{field}", clock.format_duration(time_s), expected)
+    if policy.device_taints and policy.mode == "Canary":
+        expected = "Shadow, which counts devices, or Enforce: a taint is for all pods, so a canary has none"
+        yield Problem("spec.mode", "Canary with deviceTaints", expected)
+
+
+def effect_notes(  # complexity: one case for each note
+    policy: Policy, sync_period_s: float
+) -> Iterator[Problem]:
+    """The notes about a policy without problems. `sync_period_s` is the time between two values of a metric."""
+    yield from _time_notes(policy, sync_period_s)
     canary, guard = policy.canary, policy.guard
     if canary is not None and canary.pods is None:
         expected = "podSelector in native mode, which has no canary by percent; the extender has it"

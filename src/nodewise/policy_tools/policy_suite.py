@@ -20,7 +20,9 @@ import msgspec
 from nodewise.agent import ObjectKey
 from nodewise.base import cooperative_scheduling
 from nodewise.base.errors import shown
+from nodewise.devices.resource_slices import ResourceSliceObject
 from nodewise.kube.object_files import DEFAULT_NAMESPACE, FileObject, FileObjects, Kind
+from nodewise.kube.resource_kinds import RESOURCE_SLICES
 from nodewise.metrics.metrics_source import MetricRequest
 from nodewise.metrics.node_attributes import NodeAttributes
 from nodewise.metrics.prometheus import node_matching
@@ -178,6 +180,8 @@ class Expectation(NamedTuple):
     """All nodes that take the pod and are ranked: 1 is the best, and equal scores have equal ranks."""
     labels: Mapping[str, Mapping[str, str]] | None = None
     """The node labels of all policies, by node; nodes without labels are left out."""
+    tainted: Mapping[str, str] | None = None
+    """All tainted devices, as `DRIVER/POOL/DEVICE`, with the effect."""
     suspended: frozenset[str] | None = None
     """All policies with a suspended rule, as `web/cool`."""
     events: tuple[ExpectedEvent, ...] | None = None
@@ -200,7 +204,7 @@ class PolicyTest(NamedTuple):
 
 
 class SuiteObject(NamedTuple):
-    """A policy or a namespace of a suite, and its place."""
+    """A policy, a namespace or a ResourceSlice of a suite, and its place."""
 
     kind: Kind
     entry: FileObject
@@ -234,6 +238,10 @@ class Suite(NamedTuple):
     objects: tuple[SuiteObject, ...]
     evaluation_interval_s: float
     tests: tuple[PolicyTest, ...]
+
+    def slices(self) -> list[ResourceSliceObject]:
+        """The ResourceSlices. `BadInput` for one that cannot be read."""
+        return self.files().of(RESOURCE_SLICES, ResourceSliceObject)
 
     def policies(self) -> dict[PolicyKey, SuiteObject]:
         keys = ((item.policy_key(), item) for item in self.objects)
@@ -275,6 +283,8 @@ class InputSeriesSource:
         own = [series for series in self._series if _answers(series, request)]
         values = list(self._values(own, request, at_s))
         grouped = run(node_matching.group_by_node(values, LABELS, self._nodes, request.max_age_s))
+        if request.device_label:
+            grouped = run(node_matching.group_by_device(grouped, request.device_label, LABELS))
         if not grouped.by_node and not request.empty_is_healthy:
             return "no series of the test has a value"
         current = None

@@ -6,6 +6,7 @@ Unknown fields are problems, as are references to policies, metrics, nodes and p
 import os.path
 import stat
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from itertools import chain
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
@@ -17,6 +18,8 @@ from nodewise.base import clock, safe_yaml_loader
 from nodewise.base.errors import BadInput, NodewiseError, Problem, did_you_mean, shown
 from nodewise.kube import object_files
 from nodewise.kube.object_files import DEFAULT_NAMESPACE, FileObject, ObjectLocation
+from nodewise.kube.resource_kinds import RESOURCE_SLICES
+from nodewise.policies.placement_policy import Policy
 from nodewise.policies.policy_objects import RESOURCES
 from nodewise.policy_tools import policy_suite, policy_timeline
 from nodewise.policy_tools.policy_suite import (
@@ -33,12 +36,16 @@ from nodewise.policy_tools.policy_suite import (
 
 T = TypeVar("T")
 
-_KINDS: Final = (*((resource.group, resource.kind) for resource in RESOURCES.values()), ("", "Namespace"))
+_KINDS: Final = (
+    *((resource.group, resource.kind) for resource in RESOURCES.values()),
+    ("", "Namespace"),
+    (RESOURCE_SLICES.group, RESOURCE_SLICES.kind),
+)
 _SUITE_FIELDS: Final = ("policy_files", "policies", "evaluation_interval", "tests")
 _TEST_FIELDS: Final = ("name", "interval", "nodes", "pods", "input_series", "expect")
 _POD_FIELDS: Final = ("name", "namespace", "labels")
 _SERIES_FIELDS: Final = ("series", "query", "values")
-_EXPECTED_STATES: Final = ("rejected", "ranks", "labels", "suspended", "events")
+_EXPECTED_STATES: Final = ("rejected", "ranks", "labels", "tainted", "suspended", "events")
 _EXPECTATION_FIELDS: Final = ("eval_time", "pod", *_EXPECTED_STATES)
 _EVENT_FIELDS: Final = ("pod", "policy", "reason", "message")
 
@@ -252,7 +259,8 @@ class _SuiteParser:
                 continue
             objects = [SuiteObject(kind, entry) for kind in _KINDS for entry in files.entries(*kind)]
             if not objects:
-                self._add_problem(field, f"{name} without policies", "a file with policies or Namespaces")
+                expected = "a file with policies, Namespaces or ResourceSlices"
+                self._add_problem(field, f"{name} without policies", expected)
             yield from objects
 
     def _inline_objects(self, fields: Mapping[str, Any]) -> Iterator[SuiteObject]:
@@ -268,7 +276,7 @@ class _SuiteParser:
                 yield SuiteObject((group, kind), entry, path)
             else:
                 kinds = [name for _, name in _KINDS]
-                expected = f"apiVersion and kind of a policy or Namespace: {', '.join(kinds)}"
+                expected = f"apiVersion and kind of a policy, Namespace or ResourceSlice: {', '.join(kinds)}"
                 self._add_problem(path, shown(kind or value), expected + did_you_mean(kind, kinds))
 
     def _read_references(self, suite: Suite) -> None:
@@ -282,12 +290,14 @@ class _SuiteParser:
         settings = policy_timeline.TimelineSettings()
         try:
             objects = policy_timeline.objects_of_files(suite.files(), settings.options)
+            suite.slices()
         except NodewiseError as error:
             for problem in error.problems:
                 self._add_problem("policies", f"{problem.field}: {problem.found}", problem.expected)
             return
         parsed = policy_timeline.PolicyTimeline(objects, settings).policies.values()
-        comparisons = [comparison for policy in parsed for comparison in policy.comparisons()]
+        both = (Policy.comparisons, Policy.device_comparisons)
+        comparisons = [*chain.from_iterable(chain.from_iterable(map(each, parsed) for each in both))]
         self._metrics = frozenset("" if item.query else item.metric for item in comparisons) - {""}
         self._queries = frozenset(item.query for item in comparisons) - {""}
 
@@ -403,6 +413,7 @@ class _SuiteParser:
             "rejected": self._rejected,
             "ranks": self._ranks,
             "labels": self._labels,
+            "tainted": self._texts,
             "suspended": self._suspended,
             "events": self._events,
         }

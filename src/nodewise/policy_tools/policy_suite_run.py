@@ -3,16 +3,23 @@
 A test is evaluated from time 0 in steps of the suite's `evaluation_interval`, and at the times of its expectations.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
+
+import msgspec
 
 from nodewise.agent import NodeIndex
 from nodewise.base import cooperative_scheduling
 from nodewise.base.clock import format_duration, format_rfc3339
+from nodewise.devices.device_taint_rules import DeviceTaintRule
+from nodewise.devices.resource_slices import ResourceSliceObject
 from nodewise.engine.decision import summarize_rejections
 from nodewise.kube.event_recorder import NO_NODE_PASSES
-from nodewise.policies import node_labels, policy_status, selected_pods
-from nodewise.policies.placement_policy import PolicyKey
+from nodewise.kube.resource_kinds import DEVICE_TAINT_RULES
+from nodewise.policies import device_matching, node_labels, policy_status, selected_pods
+from nodewise.policies.device_matching import DeviceTable
+from nodewise.policies.device_taints import DeviceInputs, DeviceRules
+from nodewise.policies.placement_policy import Policy, PolicyKey
 from nodewise.policies.policy_objects import PolicyObject
 from nodewise.policies.policy_status import Status, StatusFacts
 from nodewise.policy_tools import policy_timeline
@@ -79,7 +86,7 @@ class SuiteRunner:
         Without texts, reasons of rejections and messages of events are not compared. They contain the rule itself, so
         with them every change of a rule would be a mismatch.
         """
-        history = _TestHistory(test, objects, self._settings)
+        history = _TestHistory(test, objects, self._settings, self._suite.slices())
         nodes, source = NodeIndex(test.nodes), InputSeriesSource(test)
         for at_s in _evaluation_times(test, self._suite.evaluation_interval_s):
             responses = source.respond(history.timeline.next_requests(), at_s)
@@ -108,9 +115,20 @@ def _evaluation_times(test: PolicyTest, interval_s: float) -> list[float]:
 class _TestHistory:
     """What follows from all evaluations so far: node labels, and the statuses of policies with their events."""
 
-    def __init__(self, test: PolicyTest, objects: Objects, settings: TimelineSettings) -> None:
+    def __init__(
+        self,
+        test: PolicyTest,
+        objects: Objects,
+        settings: TimelineSettings,
+        slices: Sequence[ResourceSliceObject],
+    ) -> None:
         self.timeline = PolicyTimeline(objects, settings)
         self.labels: Labels = {}
+        self.tainted: Mapping[str, str] = {}
+        """The effects by tainted device."""
+        self._device_rules = DeviceRules()
+        self._devices = _device_table(self.timeline.policies.values(), slices)
+        self._taint_rules: list[DeviceTaintRule] = []
         self.events: list[ExpectedEvent] = []
         """Of policies, since the last expectation."""
         self._test = test
@@ -120,6 +138,8 @@ class _TestHistory:
 
     def record(self, moment: Moment) -> None:
         """Record the evaluation of one more time."""
+        if any(state.policy.device_taints for state in moment.state.policies.values()):
+            self._record_taints(moment)
         if not self._needs_labels and not self._needs_events:
             return
         states = moment.state.policies
@@ -150,8 +170,27 @@ class _TestHistory:
             ]
             self._statuses[key] = wanted
 
+    def _record_taints(self, moment: Moment) -> None:
+        state = moment.state
+        inputs = DeviceInputs(
+            self._devices, state.device_metrics, state.max_ages, self._taint_rules, {}, moment.at
+        )
+        policies = [each.policy for each in state.policies.values()]
+        taints = cooperative_scheduling.run_without_pauses(self._device_rules.evaluate(policies, inputs))
+        bodies = (taint.body(DEVICE_TAINT_RULES) for taint in taints.wanted.values())
+        self._taint_rules = [msgspec.convert(body, DeviceTaintRule) for body in bodies]
+        effects = sorted((str(taint.device), taint.effect) for taint in taints.wanted.values())
+        # of the taints of several policies, the stronger effect, which is the first one, applies
+        self.tainted = dict(reversed(effects))
 
-def _compare(
+
+def _device_table(policies: Iterable[Policy], slices: Sequence[ResourceSliceObject]) -> DeviceTable:
+    attributes = device_matching.attributes_of_rules(policies)
+    kept = [device_matching.slice_devices(item, attributes) for item in slices]
+    return cooperative_scheduling.run_without_pauses(device_matching.build_table(kept, attributes, ()))
+
+
+def _compare(  # complexity: one case for each part of an expectation
     expectation: Expectation, test: PolicyTest, moment: Moment, history: _TestHistory, *, with_texts: bool
 ) -> Iterator[Mismatch]:
     """The parts of an expectation that are not met."""
@@ -166,6 +205,8 @@ def _compare(
             differences[f"{about}ranks"] = _differences(expectation.ranks, moment.ranks(pod))
     if expectation.labels is not None:
         differences["labels"] = _differences(_flatten(expectation.labels), _flatten(history.labels))
+    if expectation.tainted is not None:
+        differences["tainted"] = _differences(expectation.tainted, history.tainted)
     if expectation.suspended is not None:
         suspended = (key.path for key, state in moment.state.policies.items() if state.suspended)
         differences["suspended"] = _differences(

@@ -103,6 +103,14 @@ class QueryFindings(NamedTuple):
     notes: list[Problem]
 
 
+class _RequiredLabels(NamedTuple):
+    """Labels of which the results of a query have to have one."""
+
+    names: frozenset[str]
+    are_exact: bool = False
+    """Whether no other label names a node."""
+
+
 class UnbalancedError(ValueError):
     """A bracket or a quote without its counterpart. The text says what was found."""
 
@@ -123,7 +131,11 @@ def check_queries(spec: Any, prometheus: PrometheusFacts = PrometheusFacts()) ->
         try:
             expression = _parse(rule["query"])
             problems = list(_impossible_rule(path, rule, expression))
-            culprit = _part_without_node(expression, frozenset(prometheus.node_labels))
+            label = rule.get("deviceLabel")
+            labels = _RequiredLabels(frozenset(prometheus.node_labels))
+            if isinstance(label, str):
+                labels = _RequiredLabels(frozenset([label]), are_exact=True)
+            culprit = _part_without_node(expression, labels)
         except UnbalancedError as error:
             if errors is not None:
                 continue  # in a syntax that Prometheus knows, it is balanced
@@ -134,10 +146,13 @@ def check_queries(spec: Any, prometheus: PrometheusFacts = PrometheusFacts()) ->
         findings.problems.extend(problems)
         if culprit:
             name = culprit.partition(" ")[0]
-            expected = "an expression whose results have a label that names the node"
+            kept, what = ("node", "that names the node") if label is None else (label, "of deviceLabel")
+            expected = f"an expression whose results have a label {what}"
             if name in _AGGREGATIONS:
-                expected = f"{name} by (node) (…) or another label that names the node of each result"
-            actual = truncate(f"{culprit} without a label that names a node", _MAX_SHOWN)
+                expected = f"{name} by ({kept}) (…) or another label {what} of each result"
+                if label is not None:
+                    expected = f"{name} by (node, {kept}) (…), which keeps the label {what}"
+            actual = truncate(f"{culprit} without a label {what.replace('the', 'a')}", _MAX_SHOWN)
             findings.notes.append(Problem(f"{path}.query", actual, expected))
     return findings
 
@@ -672,7 +687,7 @@ def _constant(expression: _Expression) -> Fraction | None:
 # Labels
 
 
-def _part_without_node(expression: _Expression, labels: frozenset[str]) -> str:
+def _part_without_node(expression: _Expression, labels: _RequiredLabels) -> str:
     """The part because of which no result has a label of a node; empty if a result may have one."""
     if isinstance(expression, _Literal):
         return "a number"
@@ -685,7 +700,7 @@ def _part_without_node(expression: _Expression, labels: frozenset[str]) -> str:
     return _function_without_node(expression, labels)
 
 
-def _aggregation_without_node(call: _Call, labels: frozenset[str]) -> str:
+def _aggregation_without_node(call: _Call, labels: _RequiredLabels) -> str:
     kept, first = call.labels, call.arguments[0]
     if call.function == "count_values" and isinstance(first, _Literal):
         kept |= {first.text}
@@ -695,7 +710,7 @@ def _aggregation_without_node(call: _Call, labels: frozenset[str]) -> str:
 
 
 def _function_without_node(  # complexity: one case for each kind of function
-    call: _Call, labels: frozenset[str]
+    call: _Call, labels: _RequiredLabels
 ) -> str:
     function, arguments = call.function, call.arguments
     if function in ("label_replace", "label_join") and len(arguments) > 1:
@@ -715,7 +730,7 @@ def _function_without_node(  # complexity: one case for each kind of function
 
 
 def _binary_without_node(  # complexity: one case for each kind of operator and matching
-    expression: _Binary, labels: frozenset[str]
+    expression: _Binary, labels: _RequiredLabels
 ) -> str:
     left, right = (_part_without_node(side, labels) for side in (expression.left, expression.right))
     if expression.operator in ("and", "unless"):
@@ -742,6 +757,9 @@ def _is_scalar(expression: _Expression) -> bool:
     )
 
 
-def _names_node(names: Collection[str], labels: frozenset[str]) -> bool:
-    """Whether one of these labels may name a node."""
-    return any(name in labels or any(word in name.lower() for word in _NODE_WORDS) for name in names)
+def _names_node(names: Collection[str], labels: _RequiredLabels) -> bool:
+    """Whether one of these labels is required, or may name a node."""
+    is_known = any(name in labels.names for name in names)
+    return is_known or (
+        not labels.are_exact and any(word in name.lower() for name in names for word in _NODE_WORDS)
+    )

@@ -8,7 +8,7 @@ import pytest
 
 from nodewise.policies import placement_policy_parser
 from nodewise.policies.policy_objects import PolicyObject
-from nodewise.policy_tools import policy_suite_adequacy
+from nodewise.policy_tools import policy_suite_adequacy, policy_suite_parser
 from nodewise.policy_tools.policy_suite_run import SuiteRunner
 from nodewise.policy_tools.policy_timeline import TimelineSettings
 from tests.unit.policy_tools.policy_suite_texts import POLICY, read, run
@@ -279,3 +279,53 @@ tests:
     detected = detected_mutants(tmp_path, policy, test)
     assert detected["spec.avoid[0].all[0].atLeast", "atLeast → above"]
     assert detected["spec.avoid[0].all[1].atMost", "atMost → below"]
+
+
+_DEVICES = """
+policies:
+- apiVersion: nodewise.io/v1alpha1
+  kind: ClusterPlacementPolicy
+  metadata: {name: hot}
+  spec:
+    mode: Shadow
+    deviceTaints:
+    - {metric: temp, above: 90, release: 80, for: 2m, driver: gpu.example.com, deviceLabel: UUID, deviceAttribute: uuid}
+- apiVersion: resource.k8s.io/v1
+  kind: ResourceSlice
+  metadata: {name: n1}
+  spec:
+    driver: gpu.example.com
+    nodeName: n1
+    pool: {name: n1, generation: 1, resourceSliceCount: 1}
+    devices:
+    - {name: gpu-0, attributes: {uuid: {string: GPU-1}}}
+    - {name: gpu-1, attributes: {uuid: {string: GPU-2}}}
+tests:
+- name: hot GPU is tainted
+  nodes: [n1]
+  input_series:
+  - {series: 'temp{node="n1",UUID="GPU-1"}', values: '40 95x4 85 70'}
+  - {series: 'temp{node="n1",UUID="GPU-2"}', values: '40x8'}
+  expect:
+"""
+
+
+@pytest.mark.parametrize(
+    ("time", "expected", "differences"),
+    [
+        ("2m", "{}", ()),
+        ("3m", "{gpu.example.com/n1/gpu-0: NoSchedule}", ()),
+        ("6m", "{gpu.example.com/n1/gpu-0: NoSchedule}", ()),
+        ("7m", "{}", ()),
+        ("7m", "{gpu.example.com/n1/gpu-1: NoExecute}", ("- gpu.example.com/n1/gpu-1: NoExecute",)),
+    ],
+)
+def test_devices_are_tainted_as_expected(
+    tmp_path: Path, time: str, expected: str, differences: tuple[str, ...]
+) -> None:
+    file = tmp_path / "suite.yaml"
+    file.write_text(f"{_DEVICES}  - {{eval_time: {time}, tainted: {expected}}}\n")
+    suite = policy_suite_parser.read_suite(str(file))
+    runner = SuiteRunner(suite, TimelineSettings())
+    mismatches = list(runner.run(suite.tests[0], runner.objects()))
+    assert [line for mismatch in mismatches for line in mismatch.lines] == list(differences)

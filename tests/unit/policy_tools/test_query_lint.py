@@ -165,3 +165,16 @@ def test_a_gateway_without_names_of_metrics_does_not_prevent_lint(
     done = CliRunner().invoke(main.command, arguments)
     assert done.exit_code == 0, done.stderr
     assert "Warning: the names of metrics are not known" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("query", "expected"),
+    [
+        ("max by (node) (xid)", ["spec.deviceTaints[0].query"]),
+        ("max by (node, UUID) (xid)", []),
+        ("xid > 0", []),
+    ],
+)
+def test_query_of_a_device_rule_keeps_the_label_of_the_device(query: str, expected: list[str]) -> None:
+    spec = {"deviceTaints": [{"query": query, "above": 0, "deviceLabel": "UUID"}]}
+    assert [note.field for note in query_lint.check_queries(spec).notes] == expected

@@ -62,6 +62,12 @@ _CONDITION_REMEDIES: Final = {
     "LabelRefused": "remove what refuses changes of the node: the message has the cause, such as a webhook, or an"
     " object that is too large",
     "Flapping": "add the field that the message suggests to the rule",
+    "DevicesUnmatched": "set driver, deviceLabel and deviceAttribute of the rule so that the label has the value of the"
+    " attribute: the message has the closest one",
+    "DeviceLimitReached": "repair the devices, or raise maxTaintedShare if so many of them may be tainted",
+    "DeviceTaintsRefused": "the message has the cause: for missing rights, apply what nodewise configure manifests"
+    " device-taints prints; for NoExecute, bind its ClusterRole nodewise-device-eviction; for a missing API, upgrade to"
+    " Kubernetes 1.37 or remove deviceTaints",
     "IncompleteAnswers": f"{source_table.INCOMPLETE_REMEDY}. Absent nodes are evaluated again with the next complete"
     " response",
     "SamplesTooSparse": "set maxAge of the rule (max_age in a TASPolicy) to the time in the message, or remove it: the"
@@ -83,7 +89,13 @@ _NOT_ENFORCED_REMEDIES: Final = {
     "": "correct what the message names",
 }
 """By a part of the reason for which a policy is not enforced."""
-_CONDITIONS_OF_SPEC: Final = ("SteppedBack", "Flapping", "SamplesTooSparse")
+_CONDITIONS_OF_SPEC: Final = (
+    "SteppedBack",
+    "Flapping",
+    "SamplesTooSparse",
+    "DevicesUnmatched",
+    "DeviceLimitReached",
+)
 """Those that an edit of the policy ends."""
 _NOTED_CONDITIONS: Final = ("Flapping",)
 """Those that are notes: the rules are enforced."""

@@ -15,8 +15,6 @@ from collections.abc import Awaitable, Callable, Container, Iterator, Mapping
 from functools import partial
 from typing import Any, Final, NamedTuple
 
-import msgspec
-
 from nodewise.agent import Snapshot
 from nodewise.agent.controller_interface import Handle
 from nodewise.base import cooperative_scheduling
@@ -27,13 +25,10 @@ from nodewise.devices.device_taint_rules import (
     POLICY_LABEL,
     DeviceTaintRule,
     TaintOfPolicy,
-    comparable_identity,
 )
 from nodewise.devices.resource_slices import (
     DeviceId,
     ResourceSliceObject,
-    SemanticVersion,
-    parse_resource_slice,
 )
 from nodewise.kube.api_server_interface import NotFound, served_version
 from nodewise.kube.event_recorder import ObjectReference
@@ -42,7 +37,7 @@ from nodewise.kube.resource_kinds import DEVICE_TAINT_RULES, RESOURCE_SLICES, Re
 from nodewise.observe import logs
 from nodewise.policies import device_matching, device_taints, policy_status
 from nodewise.policies.controller.object_patcher import ObjectPatcher, find_policy_object
-from nodewise.policies.device_matching import DeviceTable, SliceDevices
+from nodewise.policies.device_matching import Attributes, DeviceTable
 from nodewise.policies.device_taints import DeviceInputs, DeviceReport, DeviceRules, DeviceTaints
 from nodewise.policies.placement_policy import Policy, PolicyKey
 from nodewise.policies.policy_objects import RESOURCES
@@ -58,8 +53,6 @@ _REFUSED_S: Final = 60.0
 _CONFIRMED_S: Final = 5.0
 """The time after which the watch counts again instead of the last write."""
 _LABELS: Final = ("ResourceSlice (device rules)", "DeviceTaintRule (device rules)")
-Attributes = Mapping[str, tuple[str, ...]]
-"""By driver, the attributes that rules name, sorted."""
 
 
 class _Watches(NamedTuple):
@@ -157,8 +150,9 @@ class DeviceTaintWriter:
     async def _watch(self, attributes: Attributes, resource: Resource) -> None:
         """Watch both kinds until the attributes change, or the replica no longer leads."""
         handle, registry = self._handle, self._handle.metrics_registry
+        keep: Any = partial(device_matching.slice_devices, attributes=attributes)
         targets: tuple[ReflectorTarget[Any], ...] = (
-            ReflectorTarget(RESOURCE_SLICES, ResourceSliceObject, keep=_keeper(attributes), label=_LABELS[0]),
+            ReflectorTarget(RESOURCE_SLICES, ResourceSliceObject, keep=keep, label=_LABELS[0]),
             ReflectorTarget(
                 resource, DeviceTaintRule, selectors={"labelSelector": POLICY_LABEL}, label=_LABELS[1]
             ),
@@ -197,7 +191,7 @@ class DeviceTaintWriter:
         if not policies and (self._attributes is None or self._unavailable):
             self._request(None)
             return {}
-        self._request(_attributes_of(policies))
+        self._request(device_matching.attributes_of_rules(policies))
         watches = self._watches
         if watches is None or watches.attributes != self._attributes or not watches.are_synced:
             refused = DeviceReport(refused=self._unavailable)
@@ -316,55 +310,3 @@ class DeviceTaintWriter:
                 text = f"the API server refuses the DeviceTaintRule {name}: {failure.cause}"
                 reports[key] = reports[key]._replace(refused=text)
         return reports
-
-
-def _attributes_of(policies: list[Policy]) -> Attributes:
-    drivers: dict[str, set[str]] = {}
-    for policy in policies:
-        for rule in policy.device_taints:
-            drivers.setdefault(rule.driver, set()).update(filter(None, [rule.attribute]))
-    return {driver: tuple(sorted(attributes)) for driver, attributes in sorted(drivers.items())}
-
-
-def _keeper(attributes: Attributes) -> Callable[[Any], Any]:
-    """What is stored of a slice."""
-
-    def keep(item: ResourceSliceObject) -> Any:
-        resource_slice = parse_resource_slice(item)
-        driver = resource_slice.driver
-        kept = SliceDevices(
-            resource_slice.metadata,
-            driver,
-            resource_slice.pool,
-            resource_slice.generation,
-            resource_slice.scope.node,
-        )
-        if driver not in attributes:
-            return kept
-        devices, prefix = resource_slice.devices, f"{driver}/"
-        names = {attribute for device in devices for attribute in device.attributes}
-        return msgspec.structs.replace(
-            kept,
-            names=tuple(device.name for device in devices),
-            identities=tuple(
-                tuple(
-                    _identity(
-                        device.attributes.get(attribute if "/" in attribute else f"{prefix}{attribute}")
-                    )
-                    for device in devices
-                )
-                for attribute in attributes[driver]
-            ),
-            attribute_names=frozenset(name.removeprefix(prefix) for name in names),
-        )
-
-    return keep
-
-
-def _identity(value: Any) -> str:
-    """The value of an attribute as it is compared; empty for none, and for a type that identifies no device."""
-    if isinstance(value, SemanticVersion):
-        return value.text
-    if isinstance(value, bool) or not isinstance(value, str | int):
-        return ""
-    return comparable_identity(str(value))
