@@ -193,12 +193,14 @@ STATUS: Final = {
 )
 def test_kubectl_get_shows_the_columns(plane: ControlPlane, api: ClusterApi, kind: str, name: str) -> None:
     path = path_of(api.create(policy(COOL if kind == "PlacementPolicy" else WIDE, kind)))
-    api.patch(f"{path}/status", {"status": STATUS})
+    devices = {} if kind == "PlacementPolicy" else {"taintedDevices": 2}
+    api.patch(f"{path}/status", {"status": STATUS | devices})
     try:
         head, row, *_ = plane.kubectl("get", name, "-n", "default").splitlines()
         columns = ["NAME", "MODE", "PODS", "NODES REJECTED", "METRICS", "READY", "AGE", "MESSAGE"]
+        columns[4:4] = ["DEVICES TAINTED"] * len(devices)
         assert re.split(" {2,}", head.strip()) == columns
-        assert row.split()[1:5] == ["Enforce", "12", "3", "True"]
+        assert row.split()[1:5] == ["Enforce", "12", "3", "2" if devices else "True"]
         wide = plane.kubectl("get", name, "-n", "default", "-o", "wide")
         assert re.split(" {2,}", wide.splitlines()[0].strip()) == [*columns[:-1], "ENFORCEMENT", columns[-1]]
     finally:

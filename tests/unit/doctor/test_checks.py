@@ -819,6 +819,9 @@ def test_conditions_with_a_finding_are_types_that_policies_have() -> None:
         "Flapping",
         "IncompleteAnswers",
         "SamplesTooSparse",
+        "DevicesUnmatched",
+        "DeviceLimitReached",
+        "DeviceTaintsRefused",
     }
 
 

@@ -57,7 +57,7 @@ _METRICS = "a metric that a policy names: power, temp"
         (
             ", rejected: [a]",
             "",
-            "no expectation; expected at least one of rejected, ranks, labels, suspended, events",
+            "no expectation; expected at least one of rejected, ranks, labels, tainted, suspended, events",
         ),
         (", pod: web/web-1", "", "no pod; expected pod together with rejected and ranks"),
         (
@@ -67,7 +67,11 @@ _METRICS = "a metric that a policy names: power, temp"
         ),
         ("eval_time: 1m", "eval_time: 90d", "129600 evaluations; expected at most 20000 evaluations"),
         ("rejected: [a]", "events: [{reason: x}]", "neither; expected one of pod and policy"),
-        ("kind: PlacementPolicy", "kind: PlacementPolicies", 'Namespace; did you mean "PlacementPolicy"?'),
+        (
+            "kind: PlacementPolicy",
+            "kind: PlacementPolicies",
+            'ResourceSlice; did you mean "PlacementPolicy"?',
+        ),
         ("policies:", "policy_files: [nothing.yaml]\npolicies:", "policy_files[0]: "),
         (
             "input_series:",
