@@ -26,7 +26,6 @@ from nodewise.devices.device_inventory import (
     DeviceInventory,
     DeviceInventoryBuilder,
     NodeDevices,
-    TaintRules,
 )
 from nodewise.devices.device_report import ClaimCounter, ClaimFit, NodeReport, ReportedDevice, ReportedTaint
 from nodewise.devices.device_taint_rules import DeviceTaintRule
@@ -201,9 +200,8 @@ async def _list(api: HttpApi, watched: Watched, fields: str = "") -> Mapping[Obj
 
 def _list_devices(own: DevicesOptions, objects: Objects) -> DeviceList:
     device_class = _find_class(own.device_class, objects[DEVICE_CLASSES]) if own.device_class else None
-    rules = TaintRules(objects.get(DEVICE_TAINT_RULES, {}).values())
     every = (
-        device_report.report_node(node, devices, rules, device_class)
+        device_report.report_node(node, devices, device_class)
         for node, devices in _devices_by_node(own.node, objects).items()
     )
     reports = [report for report in every if report.devices or report.problems]
@@ -217,7 +215,7 @@ def _devices_by_node(node: str, objects: Objects) -> Mapping[str, NodeDevices]:
     """The devices of a node; without one, those of all nodes and those that several nodes can use."""
     added = [
         ((key, Change(None, item)) for key, item in objects[name].items())
-        for name in (RESOURCE_SLICES, RESOURCE_CLAIMS)
+        for name in (RESOURCE_SLICES, RESOURCE_CLAIMS, DEVICE_TAINT_RULES)
     ]
     inventory: DeviceInventory = cooperative_scheduling.run_without_pauses(
         DeviceInventoryBuilder().update(*added)

@@ -1,4 +1,5 @@
-"""The devices of all nodes and who holds them, kept up to date by changes of slices and claims.
+"""The devices of all nodes and who holds them, kept up to date by changes of slices, claims and
+DeviceTaintRules.
 
 Only the nodes of changed pools and claims are computed again. The inventory equals one that is built from scratch, and
 never changes once it was returned. An incomplete pool keeps the devices that are known, with its problem.
@@ -6,7 +7,7 @@ never changes once it was returned. An incomplete pool keeps the devices that ar
 
 from collections import Counter
 from collections.abc import Generator, Iterable, Mapping
-from typing import Any, Final, Literal, NamedTuple
+from typing import Final, Literal, NamedTuple
 
 from nodewise.devices.device_taint_rules import DeviceTaintRule
 from nodewise.devices.resource_claims import AllocatedDevice, ResourceClaim
@@ -49,6 +50,8 @@ class NodeDevices(NamedTuple):
     """By driver and name."""
     holders: Mapping[DeviceId, tuple[DeviceHolder, ...]] = EMPTY
     """By device, the claims that have it; claims with admin access do not count as having it."""
+    taint_rules: Mapping[DeviceId, tuple[DeviceTaintRule, ...]] = EMPTY
+    """By device, the DeviceTaintRules that taint it; by name."""
 
     def devices(self) -> list[Device]:
         """All of them, also those of incomplete pools."""
@@ -73,29 +76,6 @@ def consumed_capacity(holders: Iterable[DeviceHolder]) -> Amounts:
     return consumed
 
 
-class TaintRules:
-    """Finds the DeviceTaintRules that taint a device. Nearly all rules select one device."""
-
-    def __init__(self, rules: Iterable[DeviceTaintRule] = ()) -> None:
-        self._by_device: dict[DeviceId, list[DeviceTaintRule]] = {}
-        self._others: list[DeviceTaintRule] = []
-        for rule in rules:
-            if rule.device is not None:
-                self._by_device.setdefault(rule.device, []).append(rule)
-            elif rule.spec.device_selector is not None:
-                self._others.append(rule)
-
-    def of(self, device: DeviceId) -> list[DeviceTaintRule]:
-        if not self._by_device and not self._others:
-            return []
-        others = [
-            rule
-            for rule in self._others
-            if rule.spec.device_selector is not None and rule.spec.device_selector.selects(device)
-        ]
-        return [*self._by_device.get(device, ()), *others]
-
-
 class DeviceInventory(NamedTuple):
     """The devices of all nodes."""
 
@@ -105,6 +85,7 @@ class DeviceInventory(NamedTuple):
     """Pools whose nodes are selected by labels, or all nodes."""
     network_holders: Mapping[DeviceId, tuple[DeviceHolder, ...]] = EMPTY
     """The holders of their devices."""
+    network_taint_rules: Mapping[DeviceId, tuple[DeviceTaintRule, ...]] = EMPTY
     generation: int = 0
     """Grows with every change."""
     pools_generation: int = 0
@@ -127,15 +108,65 @@ class DeviceInventory(NamedTuple):
         if not pools:
             return own
         ordered = sorted((*own.pools, *pools), key=lambda each: each.pool.id)
-        return NodeDevices(tuple(ordered), {**own.holders, **self.network_holders})
+        return NodeDevices(
+            tuple(ordered),
+            {**own.holders, **self.network_holders},
+            {**own.taint_rules, **self.network_taint_rules},
+        )
 
 
 _NO_DEVICES: Final = NodeDevices()
 NO_INVENTORY: Final = DeviceInventory()
 
 
+class _TaintRules:
+    """The DeviceTaintRules, by device. Nearly all rules select one device."""
+
+    def __init__(self) -> None:
+        self._rules: dict[str, DeviceTaintRule] = {}
+        """By name."""
+        self._of_device: dict[DeviceId, tuple[DeviceTaintRule, ...]] = {}
+        self._broad: tuple[DeviceTaintRule, ...] = ()
+        """Rules that may select several devices, or have no selector and taint nothing."""
+
+    def apply(self, changes: Iterable[tuple[Key, Change[DeviceTaintRule]]]) -> set[DeviceId] | None:
+        """Apply changes; returns the devices that they concern. None: any, because a rule selects several."""
+        changed: set[DeviceId | None] = set()
+        for (_, name), change in changes:
+            self._rules.pop(name, None)
+            if change.new is not None:
+                self._rules[name] = change.new
+            changed |= {rule.device for rule in change if rule is not None}
+        if not changed:
+            return set()
+        by_device: dict[DeviceId | None, list[DeviceTaintRule]] = {}
+        for name in sorted(self._rules):
+            by_device.setdefault(self._rules[name].device, []).append(self._rules[name])
+        self._broad = tuple(by_device.pop(None, ()))
+        self._of_device = {device: tuple(rules) for device, rules in by_device.items() if device is not None}
+        devices = {device for device in changed if device is not None}
+        return devices if len(devices) == len(changed) else None
+
+    def by_device(self, devices: Iterable[DeviceId]) -> Mapping[DeviceId, tuple[DeviceTaintRule, ...]]:
+        """The rules of these devices, without devices that no rule taints."""
+        if not self._rules:
+            return EMPTY
+        rules = {
+            device: (
+                *self._of_device.get(device, ()),
+                *(
+                    rule
+                    for rule in self._broad
+                    if rule.spec.device_selector is not None and rule.spec.device_selector.selects(device)
+                ),
+            )
+            for device in devices
+        }
+        return {device: of_device for device, of_device in rules.items() if of_device}
+
+
 class DeviceInventoryBuilder:
-    """Follows slices and claims. An update without changes costs nothing."""
+    """Follows slices, claims and DeviceTaintRules. An update without changes costs nothing."""
 
     def __init__(self) -> None:
         self._slices: dict[PoolId, dict[str, ResourceSlice]] = {}
@@ -144,6 +175,7 @@ class DeviceInventoryBuilder:
         """None: pools of the network."""
         self._pools_of_node: dict[str, set[PoolId]] = {}
         self._holders: dict[PoolId, dict[DeviceId, tuple[DeviceHolder, ...]]] = {}
+        self._rules = _TaintRules()
         self._nodes: dict[str, NodeDevices] = {}
         self._inventory = NO_INVENTORY
 
@@ -151,28 +183,38 @@ class DeviceInventoryBuilder:
         self,
         slices: Iterable[tuple[Key, Change[ResourceSlice]]],
         claims: Iterable[tuple[Key, Change[ResourceClaim]]],
+        rules: Iterable[tuple[Key, Change[DeviceTaintRule]]] = (),
     ) -> Generator[None, None, DeviceInventory]:
         """Apply changes; the result is the same object if nothing changed."""
         pools = yield from self._apply_slices(slices)
         devices = yield from self._apply_claims(claims)
-        if not pools and not devices:
+        tainted = self._rules.apply(rules)
+        if not pools and not devices and tainted == set():
             return self._inventory
-        nodes = {node for device in devices for node in self._nodes_of_device(device)}
+        nodes = {*self._nodes} if tainted is None else set()
+        for device in devices | (tainted or set()):
+            nodes.update(self._nodes_of_device(device))
         for pool in pools:
             nodes |= self._rebuild_pool(pool)
             yield
         for node in nodes:
             self._rebuild_node(node)
             yield
-        network = sorted(pool for pool, of_pool in self._nodes_of_pool.items() if of_pool is None)
-        self._inventory = DeviceInventory(
-            dict(self._nodes),
-            tuple(self._pools[pool] for pool in network),
-            {device: each for pool in network for device, each in self._holders.get(pool, {}).items()},
-            self._inventory.generation + 1,
-            self._inventory.pools_generation + bool(pools),
-        )
+        self._inventory = self._build_inventory(is_new_pools=bool(pools))
         return self._inventory
+
+    def _build_inventory(self, *, is_new_pools: bool) -> DeviceInventory:
+        network = sorted(pool for pool, of_pool in self._nodes_of_pool.items() if of_pool is None)
+        pools = tuple(self._pools[pool] for pool in network)
+        devices = (device.id for pool in pools for item in pool.slices for device in item.devices)
+        return DeviceInventory(
+            dict(self._nodes),
+            pools,
+            {device: each for pool in network for device, each in self._holders.get(pool, {}).items()},
+            self._rules.by_device(devices),
+            self._inventory.generation + 1,
+            self._inventory.pools_generation + is_new_pools,
+        )
 
     def _apply_slices(
         self, changes: Iterable[tuple[Key, Change[ResourceSlice]]]
@@ -254,10 +296,11 @@ class DeviceInventoryBuilder:
         of_node = tuple(
             NodeDevicePool(self._pools[pool], self._pools[pool].devices_for(node, EMPTY)) for pool in pools
         )
-        holders: dict[DeviceId, Any] = {}
+        devices = [device.id for each in of_node for device in each.devices]
+        holders: dict[DeviceId, tuple[DeviceHolder, ...]] = {}
         for pool in pools:
             of_pool = self._holders.get(pool, {})
-            is_only_node = len(self._nodes_of_pool[pool] or ()) == 1
-            names = of_pool if is_only_node else {device.id for each in of_node for device in each.devices}
+            # a claim keeps a device that its driver does not offer any more
+            names = of_pool if len(self._nodes_of_pool[pool] or ()) == 1 else devices
             holders |= {device: of_pool[device] for device in names if device in of_pool}
-        self._nodes[node] = NodeDevices(of_node, holders or EMPTY)
+        self._nodes[node] = NodeDevices(of_node, holders or EMPTY, self._rules.by_device(devices))

@@ -6,7 +6,7 @@ Fragmentation is the share of the free devices that claims of a size cannot use,
 """
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Generator, Iterable, Mapping, Sequence
 from typing import Final, Literal, NamedTuple
 
 from nodewise.devices.device_allocation import (
@@ -17,11 +17,12 @@ from nodewise.devices.device_allocation import (
 )
 from nodewise.devices.device_inventory import (
     DeviceHolder,
+    DeviceInventory,
     NodeDevices,
-    TaintRules,
     consumed_capacity,
 )
 from nodewise.devices.device_selectors import device_matches
+from nodewise.devices.device_taint_rules import DeviceTaintRule
 from nodewise.devices.resource_claims import ClaimRequest, DeviceClass, DeviceRequest, ResourceClaim
 from nodewise.devices.resource_slices import Amounts, Device, DeviceId, DeviceObjectMetadata, DeviceTaint
 
@@ -75,9 +76,7 @@ class NodeReport(NamedTuple):
     node_devices: NodeDevices
 
 
-def report_node(
-    node: str, node_devices: NodeDevices, rules: TaintRules, device_class: DeviceClass | None = None
-) -> NodeReport:
+def report_node(node: str, node_devices: NodeDevices, device_class: DeviceClass | None = None) -> NodeReport:
     """Report the devices of a node; with a class, only those that match it or may match it."""
     blocked: frozenset[DeviceId] = frozenset()
     if any(each.pool.counter_sets for each in node_devices.pools):
@@ -90,6 +89,7 @@ def report_node(
                 state: ReportedState = node_devices.state(node_pool, device)
                 state = "blocked" if state == "free" and device.id in blocked else state
                 holders = node_devices.holders.get(device.id, ())
+                rules = node_devices.taint_rules.get(device.id, ())
                 devices.append(_report_device(device, state, holders, rules, is_selected=bool(is_matching)))
     problems = tuple(
         f"pool {each.pool.id.driver}/{each.pool.id.pool}: {each.pool.problem}"
@@ -103,7 +103,7 @@ def _report_device(
     device: Device,
     state: ReportedState,
     holders: tuple[DeviceHolder, ...],
-    rules: TaintRules,
+    rules: tuple[DeviceTaintRule, ...],
     *,
     is_selected: bool,
 ) -> ReportedDevice:
@@ -114,7 +114,7 @@ def _report_device(
             rule.reason,
             rule.spec.taint,
         )
-        for rule in rules.of(device.id)
+        for rule in rules
     )
     every = (*own, *of_rules)
     is_tainted = any(each.taint.effect in REPELLING for each in every)
@@ -242,3 +242,62 @@ def count_states(reports: Iterable[NodeReport]) -> Mapping[str, int]:
             counts["tainted"] += each.is_tainted
             counts[each.state] += not (each.is_tainted and each.state == "free")
     return counts
+
+
+class DeviceGroup(NamedTuple):
+    """The labels of a metric of devices."""
+
+    driver: str
+    """Empty for the devices of all drivers beyond the first ones."""
+    device_class: str
+    """Empty for devices that match no class."""
+    state: ReportedState | Literal["tainted"]
+    """A tainted device counts twice: by its state, and as tainted."""
+
+
+_MOST_GROUPS: Final = 200
+
+
+class DeviceCounter:
+    """Counts devices by driver, class and state, for metrics. Only changed nodes are counted again."""
+
+    def __init__(self) -> None:
+        self._classes: tuple[DeviceClass, ...] = ()
+        self._counted: dict[str, tuple[NodeDevices, Counter[DeviceGroup]]] = {}
+        self._total: Counter[DeviceGroup] = Counter()
+
+    def update(
+        self, inventory: DeviceInventory, classes: Iterable[DeviceClass]
+    ) -> Generator[None, None, Mapping[DeviceGroup, int]]:
+        """The number of devices of all nodes; groups without devices are left out.
+
+        A device counts for the first class by name that it matches, those without selectors last.
+        """
+        every = tuple(sorted(classes, key=lambda each: (not each.selectors, each.metadata.name)))
+        if every != self._classes:
+            self._classes, self._counted, self._total = every, {}, Counter()
+        for node in self._counted.keys() - {*inventory.nodes, ""}:
+            self._total.subtract(self._counted.pop(node)[1])
+        for node, devices in [*inventory.nodes.items(), ("", inventory.network)]:
+            yield
+            before, counts = self._counted.get(node, (None, Counter[DeviceGroup]()))
+            if before is not devices and before != devices:
+                self._total.subtract(counts)
+                counts = self._count(report_node(node, devices))
+                self._counted[node] = devices, counts
+                self._total.update(counts)
+        self._total = +self._total
+        return self._total
+
+    def _count(self, report: NodeReport) -> Counter[DeviceGroup]:
+        counts: Counter[DeviceGroup] = Counter()
+        for each in report.devices:
+            name = next(
+                (known.metadata.name for known in self._classes if _is_matching(each.device, known)), ""
+            )
+            group = DeviceGroup(each.device.driver, name, each.state)
+            if group not in self._total and group not in counts and len(self._total) >= _MOST_GROUPS:
+                group = DeviceGroup("", "", each.state)
+            counts[group] += 1
+            counts[group._replace(state="tainted")] += each.is_tainted
+        return counts

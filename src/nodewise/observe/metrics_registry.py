@@ -52,6 +52,12 @@ METRICS: Final[dict[str, Metric]] = {
     "gpu_checks_total": Metric(
         "Comparisons of the state of GPUs with a new list: same, different, or undecided.", ("outcome",)
     ),
+    "dra_devices": Metric(
+        "Devices of DRA drivers, by driver, first DeviceClass that they match, and state: free, shared,"
+        " allocated, blocked (another partition has its counters), or unknown (its pool is incomplete);"
+        " tainted ones count as tainted, too. 200 series at most; other devices have an empty `driver`.",
+        ("driver", "class", "state"),
+    ),
     "gpu_nodes": Metric("Nodes with GPUs."),
     "gpu_cards": Metric("GPUs, by whether they can be allocated: usable or unusable.", ("state",)),
     "gpu_pods": Metric("Pods with allocated GPUs."),

@@ -5,25 +5,27 @@ from typing import Any
 
 from nodewise.base import cooperative_scheduling
 from nodewise.devices.device_inventory import DeviceInventory, DeviceInventoryBuilder
+from nodewise.devices.device_taint_rules import DeviceSelector, DeviceTaintRule, RuleMetadata, TaintRuleSpec
 from nodewise.devices.resource_claims import ResourceClaim
-from nodewise.devices.resource_slices import DeviceId, ResourceSlice
+from nodewise.devices.resource_slices import DeviceId, DeviceTaint, ResourceSlice
 from nodewise.kube.store import Key, difference
 from tests.unit.devices.test_resource_claims import claim_of
 from tests.unit.devices.test_resource_slices import DRIVER, devices, slice_of
 
 Slices = dict[Key, ResourceSlice]
 Claims = dict[Key, ResourceClaim]
+Rules = dict[Key, DeviceTaintRule]
 
 
 def updated(
-    builder: DeviceInventoryBuilder, old: tuple[Slices, Claims], new: tuple[Slices, Claims]
+    builder: DeviceInventoryBuilder, old: tuple[dict[Key, Any], ...], new: tuple[dict[Key, Any], ...]
 ) -> DeviceInventory:
     changes = [difference(before, after).items() for before, after in zip(old, new, strict=True)]
-    return cooperative_scheduling.run_without_pauses(builder.update(*changes))  # type: ignore[arg-type]
+    return cooperative_scheduling.run_without_pauses(builder.update(*changes))
 
 
-def inventory_of(slices: Slices, claims: Claims | None = None) -> DeviceInventory:
-    return updated(DeviceInventoryBuilder(), ({}, {}), (slices, claims or {}))
+def inventory_of(slices: Slices, claims: Claims | None = None, rules: Rules | None = None) -> DeviceInventory:
+    return updated(DeviceInventoryBuilder(), ({}, {}, {}), (slices, claims or {}, rules or {}))
 
 
 def keyed(*slices: ResourceSlice) -> Slices:
@@ -34,6 +36,15 @@ def holding(*names: str, pool: str = "p", pod: str = "pod", **result: Any) -> Re
     results = [{"request": "r", "driver": DRIVER, "pool": pool, "device": name, **result} for name in names]
     consumers = [{"resource": "pods", "name": pod, "uid": "u"}, {"resource": "others", "name": "x"}]
     return claim_of({"allocation": {"devices": {"results": results}}, "reservedFor": consumers})
+
+
+def rule_of(
+    *selector: str | None, name: str = "r", annotations: dict[str, str] | None = None
+) -> DeviceTaintRule:
+    taint = DeviceTaint("sick", "NoSchedule")
+    return DeviceTaintRule(
+        RuleMetadata(name, annotations=annotations), TaintRuleSpec(taint, DeviceSelector(*selector))
+    )
 
 
 def states(inventory: DeviceInventory, node: str, **labels: str) -> dict[str, str]:
@@ -101,9 +112,9 @@ def test_devices_of_the_network_belong_to_all_selected_nodes() -> None:
 def test_any_sequence_of_changes_gives_the_inventory_of_its_end() -> None:
     draw = random.Random(39)
     builder = DeviceInventoryBuilder()
-    before: tuple[Slices, Claims] = ({}, {})
+    before: tuple[Slices, Claims, Rules] = ({}, {}, {})
     for _ in range(300):
-        slices, claims = dict(before[0]), dict(before[1])
+        slices, claims, rules = dict(before[0]), dict(before[1]), dict(before[2])
         for _ in range(draw.randint(1, 3)):
             name, pool = f"s{draw.randint(0, 4)}", f"p{draw.randint(0, 2)}"
             slices.pop(("", name), None)
@@ -128,13 +139,20 @@ def test_any_sequence_of_changes_gives_the_inventory_of_its_end() -> None:
             if draw.random() < 0.7:
                 held = (f"s{draw.randint(0, 4)}-{draw.randint(0, 1)}" for _ in range(draw.randint(0, 2)))
                 claims[claim] = holding(*held, pool=f"p{draw.randint(0, 2)}")
-        now, whole = updated(builder, before, (slices, claims)), inventory_of(slices, claims)
+            rule = f"r{draw.randint(0, 2)}"
+            rules.pop(("", rule), None)
+            if draw.random() < 0.5:
+                device = draw.choice([f"s{draw.randint(0, 4)}-{draw.randint(0, 1)}", None])
+                rules["", rule] = rule_of(DRIVER, f"p{draw.randint(0, 2)}", device, name=rule)
+        after = (slices, claims, rules)
+        now, whole = updated(builder, before, after), inventory_of(*after)
         assert {node: each.pools for node, each in now.nodes.items()} == {
             node: each.pools for node, each in whole.nodes.items()
         }
         for node in ("n0", "n1", "n2", "n3"):
             assert states(now, node) == states(whole, node)
+            assert now.of(node).taint_rules == whole.of(node).taint_rules
             assert {device: sorted(held) for device, held in now.of(node).holders.items()} == {
                 device: sorted(held) for device, held in whole.of(node).holders.items()
             }
-        before = (slices, claims)
+        before = after

@@ -1,40 +1,32 @@
 """Reports of devices count the claims that still fit, also where devices are shared or partitioned."""
 
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
 
+from nodewise.base import cooperative_scheduling
 from nodewise.devices import device_report
-from nodewise.devices.device_inventory import TaintRules
-from nodewise.devices.device_report import ClaimCounter, ClaimFit, NodeReport
-from nodewise.devices.device_taint_rules import DeviceSelector, DeviceTaintRule, RuleMetadata, TaintRuleSpec
+from nodewise.devices.device_inventory import DeviceInventory
+from nodewise.devices.device_report import ClaimCounter, ClaimFit, DeviceCounter, NodeReport
+from nodewise.devices.device_taint_rules import DeviceTaintRule
 from nodewise.devices.resource_claims import DeviceClass
-from nodewise.devices.resource_slices import DeviceId, DeviceObjectMetadata, DeviceTaint
-from tests.unit.devices.test_device_inventory import holding, inventory_of, keyed
+from nodewise.devices.resource_slices import DeviceId, DeviceObjectMetadata
+from tests.unit.devices.test_device_inventory import holding, inventory_of, keyed, rule_of
 from tests.unit.devices.test_resource_slices import DRIVER, devices, slice_of
-
-SICK = DeviceTaint("sick", "NoSchedule")
-
-
-def rule_of(*selector: str | None, annotations: dict[str, str] | None = None) -> DeviceTaintRule:
-    return DeviceTaintRule(
-        RuleMetadata("r", annotations=annotations), TaintRuleSpec(SICK, DeviceSelector(*selector))
-    )
-
-
-NONE = TaintRules()
 
 
 def report(
     wire: list[dict[str, Any]],
     *held: Any,
-    rules: TaintRules = NONE,
+    rules: Sequence[DeviceTaintRule] = (),
     device_class: DeviceClass | None = None,
     **spec: Any,
 ) -> NodeReport:
     claims = {("d", f"c{number}"): claim for number, claim in enumerate(held)}
-    inventory = inventory_of(keyed(slice_of(devices=wire, **spec)), claims)
-    return device_report.report_node("n", inventory.of("n"), rules, device_class)
+    keyed_rules = {("", f"r{number}"): rule for number, rule in enumerate(rules)}
+    inventory = inventory_of(keyed(slice_of(devices=wire, **spec)), claims, keyed_rules)
+    return device_report.report_node("n", inventory.of("n"), device_class)
 
 
 def states(of_node: NodeReport) -> dict[str, str]:
@@ -55,7 +47,7 @@ def test_a_rule_taints_the_devices_that_it_selects(
     selector: tuple[str | None, ...], tainted: set[str]
 ) -> None:
     rule = rule_of(*selector)
-    of_node = report(devices("a", "b"), rules=TaintRules([rule]))
+    of_node = report(devices("a", "b"), rules=[rule])
     assert {each.device.name for each in of_node.devices if each.is_tainted} == tainted
     assert all(each.is_available != each.is_tainted for each in of_node.devices)
 
@@ -65,7 +57,7 @@ def test_taints_of_the_driver_and_of_rules_have_their_owners() -> None:
         {"name": "a", "taints": [{"key": "xid", "effect": "NoExecute"}, {"key": "note", "effect": "None"}]}
     ]
     rule = rule_of(DRIVER, "p", "a")
-    (each,) = report(wire, rules=TaintRules([rule])).devices
+    (each,) = report(wire, rules=[rule]).devices
     assert [(taint.owner, taint.taint.key) for taint in each.taints] == [
         ("driver", "xid"),
         ("driver", "note"),
@@ -122,7 +114,7 @@ def test_a_partition_is_blocked_when_others_have_its_counters() -> None:
 
     def of_node(*names: str) -> NodeReport:
         inventory = inventory_of(slices, {("d", "c"): holding(*names)})
-        return device_report.report_node("n", inventory.of("n"), NONE)
+        return device_report.report_node("n", inventory.of("n"))
 
     assert states(of_node("half0")) == {"whole": "blocked", "half0": "allocated", "half1": "free"}
     assert ClaimCounter().fitting(of_node("half0"), 1) == 1
@@ -142,7 +134,46 @@ def test_a_class_selects_devices_and_an_unknown_selector_makes_them_unavailable(
 
 
 def test_states_and_tainted_devices_are_counted() -> None:
-    rule = TaintRules([rule_of(DRIVER, "p", name) for name in ("a", "b")])
+    rule = [rule_of(DRIVER, "p", name) for name in ("a", "b")]
     of_node = report(devices("a", "b", "c"), holding("a"), rules=rule)
     assert device_report.count_states([of_node]) == {"allocated": 1, "free": 1, "tainted": 2}
     assert of_node.devices[0].holders[0].allocated.device == DeviceId(DRIVER, "p", "a")
+
+
+def counted(
+    counter: DeviceCounter, inventory: DeviceInventory, *classes: DeviceClass
+) -> dict[tuple[str, ...], int]:
+    groups = cooperative_scheduling.run_without_pauses(counter.update(inventory, classes))
+    return {tuple(group): count for group, count in groups.items()}
+
+
+def test_devices_are_counted_by_driver_class_and_state() -> None:
+    gpu = DeviceClass(metadata=DeviceObjectMetadata("gpu"), selectors=(f"device.driver == '{DRIVER}'",))
+    every = DeviceClass(metadata=DeviceObjectMetadata("any"))
+    nic = {"driver": "nic", "nodeName": "n", "pool": {"name": "n"}}
+    slices = keyed(slice_of("a", devices=devices("a", "b")), slice_of("b", devices=devices("x"), **nic))
+    counter = DeviceCounter()
+    held = inventory_of(slices, {("d", "c"): holding("a")}, {("", "r"): rule_of(DRIVER, "p", "a")})
+    assert counted(counter, held, gpu) == {
+        (DRIVER, "gpu", "allocated"): 1,
+        (DRIVER, "gpu", "tainted"): 1,
+        (DRIVER, "gpu", "free"): 1,
+        ("nic", "", "free"): 1,
+    }
+    assert counted(counter, inventory_of(slices), gpu, every) == {
+        (DRIVER, "gpu", "free"): 2,
+        ("nic", "any", "free"): 1,
+    }
+    assert counted(counter, inventory_of({})) == {}
+
+
+def test_the_number_of_series_is_limited() -> None:
+    slices = keyed(
+        *(
+            slice_of(f"s{number}", f"n{number}", driver=f"d{number}", devices=devices("a"))
+            for number in range(500)
+        )
+    )
+    groups = counted(DeviceCounter(), inventory_of(slices))
+    assert len(groups) <= 201
+    assert sum(groups.values()) == 500

@@ -46,7 +46,13 @@ class GpuKind(ControllerKind):
         from nodewise.agents.gpu import state, typical_pods
         from nodewise.agents.gpu.gpu_pod_fields import AllocatedPod
         from nodewise.devices import device_inventory, resource_claims, resource_slices
-        from nodewise.kube.resource_kinds import DEVICE_CLASSES, RESOURCE_CLAIMS, RESOURCE_SLICES
+        from nodewise.devices.device_taint_rules import DeviceTaintRule
+        from nodewise.kube.resource_kinds import (
+            DEVICE_CLASSES,
+            DEVICE_TAINT_RULES,
+            RESOURCE_CLAIMS,
+            RESOURCE_SLICES,
+        )
 
         keep = state.reduce_non_gpu_pod_to_cpu if options.placement == "fragmentation" else state.keep_gpu_pod
         return (
@@ -85,6 +91,12 @@ class GpuKind(ControllerKind):
                 RESOURCE_CLAIMS,
                 resource_claims.ResourceClaimObject,
                 keep=resource_claims.parse_resource_claim,
+                is_optional=True,
+            ),
+            Watched(
+                device_inventory.DEVICE_TAINT_RULES,
+                DEVICE_TAINT_RULES,
+                DeviceTaintRule,
                 is_optional=True,
             ),
         )

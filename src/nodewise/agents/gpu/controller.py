@@ -50,6 +50,7 @@ from nodewise.agents.gpu.typical_pods import DemandConfigMap, DemandReader
 from nodewise.agents.gpu.vendor_resource_names import ResourceProfile
 from nodewise.base import cooperative_scheduling
 from nodewise.base.errors import BadInput, Conflict, NodewiseError, Refused, shown
+from nodewise.devices.device_report import DeviceCounter
 from nodewise.kube import resource_kinds
 from nodewise.kube.api_server_interface import NotFound, run_api_calls
 from nodewise.kube.store import Changes, Store
@@ -645,6 +646,7 @@ class MetricsPublisher:
         self._most = options.gpu_card_metrics
         self._profile = profile
         self._handle = handle
+        self._devices = DeviceCounter()
         self._shown: Mapping[MetricKey, float] = {}
         self._of: GpuState | None = None
 
@@ -660,7 +662,12 @@ class MetricsPublisher:
     async def show(self, agent_state: GpuState) -> None:
         """Set the metrics that changed, and remove those that are gone."""
         details = await cooperative_scheduling.run(gpu_metrics(agent_state, self._profile, self._most))
+        devices = await cooperative_scheduling.run(
+            self._devices.update(agent_state.devices, agent_state.device_classes.values())
+        )
         values = {**total_metrics(agent_state, self._profile), **details}
+        for (driver, device_class, state), count in devices.items():
+            values["dra_devices", (("driver", driver), ("class", device_class), ("state", state))] = count
         async for (name, labels), value in cooperative_scheduling.iterate_with_pauses(values.items()):
             if self._shown.get((name, labels)) != value:
                 self._handle.metrics_registry.set(name, value, **dict(labels))

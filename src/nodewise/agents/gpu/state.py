@@ -46,6 +46,7 @@ from nodewise.base import quantity
 from nodewise.base.errors import UNREADABLE
 from nodewise.devices.device_inventory import (
     DEVICE_CLASSES,
+    DEVICE_TAINT_RULES,
     NO_INVENTORY,
     RESOURCE_CLAIMS,
     RESOURCE_SLICES,
@@ -248,7 +249,15 @@ class GpuStateBuilder(AllocationStateBuilder[GpuState]):
 
     inputs = Inputs(
         frozenset(
-            {PODS, ALLOCATION_RECORDS, DEMAND_CONFIGMAP, DEVICE_CLASSES, RESOURCE_SLICES, RESOURCE_CLAIMS}
+            {
+                PODS,
+                ALLOCATION_RECORDS,
+                DEMAND_CONFIGMAP,
+                DEVICE_CLASSES,
+                DEVICE_TAINT_RULES,
+                RESOURCE_SLICES,
+                RESOURCE_CLAIMS,
+            }
         ),
         node_objects=True,
         metrics=False,
@@ -319,7 +328,9 @@ class GpuStateBuilder(AllocationStateBuilder[GpuState]):
             cluster_state.objects.get(DEMAND_CONFIGMAP, {}), typical_pods.day_since_1970(cluster_state.now)
         )
         devices = yield from self._devices.update(
-            cluster_state.changes_of(RESOURCE_SLICES), cluster_state.changes_of(RESOURCE_CLAIMS)
+            cluster_state.changes_of(RESOURCE_SLICES),
+            cluster_state.changes_of(RESOURCE_CLAIMS),
+            cluster_state.changes_of(DEVICE_TAINT_RULES),
         )
         classes = cluster_state.objects.get(DEVICE_CLASSES, {})
 
