@@ -111,5 +111,5 @@ def test_a_pod_of_an_application_without_a_number_counts_with_the_means() -> Non
 
 def test_usage_besides_the_pods_counts() -> None:
     made = load((0, CALM, 3.0), (1, CALM, 3.0), (2, CALM, 3.0))
-    made.set_background(np.array([8.0, 0.0, 8.0]))
+    made.set_forecast(np.array([10.0, 2.0, 10.0]), np.ones(3))
     assert best(made, NEW) == 1

@@ -12,7 +12,7 @@ A pod that was just prioritized, and is not bound as far as is known, counts for
 nodes with the best score, because kube-scheduler chooses among them by its own scores.
 """
 
-from collections.abc import Callable, Container, Generator
+from collections.abc import Callable, Container, Generator, Iterable
 from math import inf
 from typing import Final, NamedTuple
 
@@ -123,35 +123,44 @@ class PodsInFlight:
         return usage, requested
 
 
-class _Prioritized(NamedTuple):
+class PrioritizedPod(NamedTuple):
+    """A pod on its way to one of the nodes, or to none."""
+
     at: float
     nodes: Ints
     amount: Amount
+    application: int
+    requests: Amount
 
 
 class PrioritizedPods:
     """The pods that were just prioritized. Agent states refer to it, so the next request takes them into account."""
 
     def __init__(self) -> None:
-        self._pods: dict[str, _Prioritized] = {}
+        self._pods: dict[str, PrioritizedPod] = {}
         """By uid, in the order of time."""
         self.amounts: Floats = np.zeros((2, 1))
-        """By resource and node number."""
+        """The estimates of their usage by resource and node number, each in equal parts on its nodes."""
 
-    def count(self, uid: str, nodes: Ints, amount: Amount, now: float) -> None:
-        """A pod was prioritized, and these nodes got the best score. A pod counts once, with its last scores."""
-        self.forget(uid)
+    def pods(self) -> Iterable[PrioritizedPod]:
+        return self._pods.values()
+
+    def count(self, uid: str, pod: PrioritizedPod) -> PrioritizedPod | None:
+        """A pod was prioritized. It counts once, with its last scores; the result are the ones of before."""
+        before = self.forget(uid)
         while len(self._pods) >= MAX_PRIORITIZED:
             self.forget(next(iter(self._pods)))
-        if len(nodes):
-            self._pods[uid] = _Prioritized(now, nodes, amount)
-            self._add(self._pods[uid], 1.0)
+        if len(pod.nodes):
+            self._pods[uid] = pod
+            self.amounts[:, pod.nodes] += np.array(pod.amount)[:, None] / len(pod.nodes)
+        return before
 
-    def forget(self, uid: str) -> None:
+    def forget(self, uid: str) -> PrioritizedPod | None:
         """The pod is bound as far as is known, or does not exist any more."""
         pod = self._pods.pop(uid, None)
         if pod is not None:
-            self._add(pod, -1.0)
+            self.amounts[:, pod.nodes] -= np.array(pod.amount)[:, None] / len(pod.nodes)
+        return pod
 
     def expire(self, now: float) -> None:
         """Drop the pods that were prioritized too long ago, and those of a clock that was set back."""
@@ -164,6 +173,3 @@ class PrioritizedPods:
         """Add nodes."""
         more = np.zeros((2, size - self.amounts.shape[1]))
         self.amounts = np.concatenate([self.amounts, more], axis=1)
-
-    def _add(self, pod: _Prioritized, sign: float) -> None:
-        self.amounts[:, pod.nodes] += sign * np.array(pod.amount)[:, None] / len(pod.nodes)

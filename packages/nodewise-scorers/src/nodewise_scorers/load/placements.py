@@ -50,10 +50,10 @@ class AgentPlacement(NamedTuple):
 def _projected(pod: ScoredPod, state: LoadState, nodes: Ints) -> Floats:
     """By how much the pod raises the cost of each node: the projected load of CPU, and the predicted memory."""
     places = state.numbers.take(nodes)
-    cpu, memory = state.bound.prioritized.amounts.take(places, axis=1)
+    memory = state.bound.prioritized.amounts[MEMORY].take(places)
     number = OTHERS if pod.owner is None else pod.owner.number
     request = pod.amounts.counted[CPU] / 1000
-    costs = state.projected.costs(places, number, request, cpu / 1000)
+    costs = state.projected.costs(places, number, request)
     capacity = state.capacity[MEMORY].take(nodes)
     with np.errstate(divide="ignore", invalid="ignore"):
         estimate = state.bound.owners.estimate(pod.owner, pod.amounts, inf)[MEMORY] / capacity
@@ -79,7 +79,8 @@ class _Usage(NamedTuple):
 def _usage(state: LoadState, nodes: Ints) -> _Usage:
     used = state.used.take(nodes, axis=1)
     places = state.numbers.take(nodes)
-    in_flight = state.in_flight.take(nodes, axis=1) + state.bound.prioritized.amounts.take(places, axis=1)
+    prioritized = state.bound.prioritized.amounts.take(places, axis=1)
+    in_flight = state.in_flight.take(nodes, axis=1) + prioritized
     capacity = state.capacity.take(nodes, axis=1)
     return _Usage(used, used + in_flight, np.maximum(capacity, 1e-9), state.deviation.take(nodes, axis=1))
 

@@ -31,6 +31,8 @@ POWER: Final = 4
 """Exponent of the convex function: so large that overloaded nodes matter most, and mean differences still count."""
 OTHERS: Final = -1
 """The number of pods whose application has none. They count with the means of all applications."""
+_ROUNDING: Final = 1e-9
+"""Costs that differ by less, relative to their range, are equal: kube-scheduler's own scores decide."""
 _NEGLIGIBLE: Final = 1e-9
 """Requested cores below which no pod is left."""
 
@@ -119,9 +121,13 @@ class ProjectedLoad:
         """The cores that each node's pods request."""
         return self._requested
 
-    def set_background(self, background: Floats) -> None:
-        """Take what each node uses besides the estimates of its pods, in cores; negative if it uses less."""
-        self._background = background
+    def set_forecast(self, peaks: Floats, included: Floats) -> None:
+        """Take the forecast peak of each node, in cores, in place of the estimates of the pods that it includes.
+
+        `included` is the share of the node's requests whose pods the statistics include. NaN for an unknown peak.
+        """
+        explained = included * self._mean + DEVIATIONS * np.sqrt(np.maximum(included * self._variance, 0.0))
+        self._background = np.where(np.isnan(peaks), 0.0, peaks - explained)
 
     def update(self, forecast: Forecast) -> None:
         """As `update_parts`, without pauses."""
@@ -165,6 +171,25 @@ class ProjectedLoad:
             np.concatenate([values, more])
             for values in (self._requested, self._background, self._mean, self._variance)
         )
+
+    def spread(self, nodes: Ints, application: int, request: float) -> None:
+        """A pod goes to one of these nodes: each gets an equal part of its request. A negative request undoes that."""
+        part, size = request / len(nodes), len(self._capacity)
+        row = self._rows.get(application, _EMPTY_ROW)
+        requested, squares = np.zeros(size), np.zeros(size)
+        requested[row.nodes], squares[row.nodes] = row.requested, row.squares
+        before = requested[nodes]
+        after = requested[nodes] = np.maximum(before + part, 0.0)
+        square = part * abs(part)
+        squares[nodes] += square
+        forecast, known = self._forecast, self._known(application)
+        self._mean[nodes] += forecast.mean[known] * part
+        common = forecast.common[known] * (after**2 - before**2)
+        self._variance[nodes] += common + forecast.independent[known] * square
+        self._requested[nodes] += part
+        self._total_requested += request
+        kept = np.flatnonzero(requested > _NEGLIGIBLE)
+        self._rows[application] = _Row(kept, requested[kept], squares[kept])
 
     def add_to_others(self, application: int) -> None:
         """The application lost its number: its pods count with `OTHERS`, from the next update on."""
@@ -212,15 +237,12 @@ class ProjectedLoad:
         """The application in the forecast, `OTHERS` for one that is newer than that."""
         return application if application < len(self._forecast.mean) - 1 else OTHERS
 
-    def costs(self, candidates: Ints, application: int, request: float, more: Floats | float = 0.0) -> Floats:
-        """By how much a pod raises the cost of each candidate; negative where it lowers it.
-
-        `more` are the cores that each candidate is expected to use in addition.
-        """
+    def costs(self, candidates: Ints, application: int, request: float) -> Floats:
+        """By how much a pod raises the cost of each candidate; negative where it lowers it."""
         capacity = self._capacity[candidates]
-        filled = filled_share(self._total_requested / self._total_capacity)
+        filled = filled_share(self._total_requested / max(self._total_capacity, 1e-9))
         free = filled * (capacity - self._requested[candidates])
-        mean = self._mean[candidates] + self._background[candidates] + more + self._room.mean * free
+        mean = self._mean[candidates] + self._background[candidates] + self._room.mean * free
         variance = self._variance[candidates] + self._room.variance * free
         replaced = filled * request
         row = self._rows.get(application)
@@ -247,6 +269,7 @@ def _overload_cost(mean: Floats, variance: Floats, capacity: Floats) -> Floats:
 def points(costs: Floats) -> Ints:
     """Scores of the candidates from 0 to 10: 10 for the lowest cost only, and the rest of the range in even steps."""
     least, most = costs.min(), costs.max()
+    costs = np.where(costs - least <= _ROUNDING * max(most - least, abs(least)), least, costs)
     if least == most:
         return np.full(len(costs), MAX_SCORE, np.int64)
     scores: Ints = np.floor(MAX_SCORE * (most - costs) / (most - least)).astype(np.int64)

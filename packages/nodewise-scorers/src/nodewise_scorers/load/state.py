@@ -16,9 +16,9 @@ from nodewise.base.quantity import NANO
 from nodewise_scorers.load import bound_pods, node_forecasts
 from nodewise_scorers.load.bound_load import POD_REQUESTS, BoundLoad, CountedPod, EstimateFunction
 from nodewise_scorers.load.bound_pods import BOUND_PODS, OwnedPod
-from nodewise_scorers.load.in_flight import Amount, StatisticsWindow
+from nodewise_scorers.load.in_flight import Amount, PrioritizedPod, StatisticsWindow
 from nodewise_scorers.load.node_forecasts import NodeForecasts
-from nodewise_scorers.load.projected_load import ProjectedLoad
+from nodewise_scorers.load.projected_load import OTHERS, ProjectedLoad
 from nodewise_scorers.load.usage_profiles import UsageProfiles
 from nodewise_scorers.statistics import load_annotations, node_usage_reader
 from nodewise_scorers.statistics.node_usage_reader import UsageNode
@@ -100,6 +100,8 @@ class LoadStateBuilder(StateBuilder[LoadState]):
         self._bound = BoundLoad(estimate)
         self._profiles = UsageProfiles(self._bound.owners.most)
         self._projected = ProjectedLoad(np.zeros(1))
+        self._published = self._projected
+        """Of the newest state; it includes the pods that were just prioritized."""
         self._forecasts = (NodeForecasts(1), NodeForecasts(1))
         self._residuals = np.zeros(1)
         """The usage of each node that the profiles of its pods do not explain, in cores; decaying mean."""
@@ -150,9 +152,9 @@ class LoadStateBuilder(StateBuilder[LoadState]):
             )
             yield
             yield from self._projected.update_parts(forecast)
-            predicted = (peaks[CPU] + in_flight[CPU]) / 1000
-            background = np.where(np.isnan(predicted), 0.0, predicted - self._projected.peak)
-            self._projected.set_background(background)
+            requested = np.maximum(bound.requested[CPU], 1e-9)
+            included = np.clip(1 - missing_requests[CPU] / requested, 0.0, 1.0)
+            self._projected.set_forecast(peaks[CPU] / 1000, included)
         return self._state(used, in_flight, peaks)
 
     def _count_pods(self, changed: Sequence[CountedPod]) -> Generator[None, None, None]:
@@ -173,6 +175,9 @@ class LoadStateBuilder(StateBuilder[LoadState]):
         capacity = self._capacity[:, numbers]
         with np.errstate(divide="ignore", invalid="ignore"):
             predicted = (peaks + in_flight)[:, numbers] / capacity
+        self._published = self._projected.copy()
+        for pod in bound.prioritized.pods():
+            self._published.spread(pod.nodes, pod.application, pod.requests[CPU] / 1000)
         deviation = np.stack([forecasts.deviation for forecasts in self._forecasts])
         return LoadState(
             bound.index,
@@ -184,7 +189,7 @@ class LoadStateBuilder(StateBuilder[LoadState]):
             self._forecasts[CPU].methods[numbers].astype(np.int8),
             bound.requested[:, numbers],
             self._limits[:, numbers],
-            self._projected.copy(),
+            self._published,
             numbers,
             bound,
         )
@@ -263,4 +268,10 @@ class LoadStateBuilder(StateBuilder[LoadState]):
         amounts = bound_pods.pod_amounts(pod.spec)
         owner = self._bound.owners.find(bound_pods.owner_key(pod))
         estimate: Amount = self._bound.owners.estimate(owner, amounts, 0.0)
-        self._bound.prioritized.count(pod.metadata.uid, self._bound.numbers[nodes], estimate, self._now)
+        number = OTHERS if owner is None else owner.number
+        places = self._bound.numbers[nodes]
+        counted = PrioritizedPod(self._now, places, estimate, number, amounts.counted)
+        before = self._bound.prioritized.count(pod.metadata.uid, counted)
+        if before is not None:
+            self._published.spread(before.nodes, before.application, -before.requests[CPU] / 1000)
+        self._published.spread(places, number, amounts.counted[CPU] / 1000)
