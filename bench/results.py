@@ -17,7 +17,7 @@ PATH: Final = Path(__file__).parent / "results.json"
 PROGRAMS: Final = ("nodewise", "msgspec", "numpy", "uvicorn", "uvloop", "httptools", "httpx2")
 FILTER, PRIORITIZE, REFRESH = "filter", "prioritize", "filter, metrics refresh"
 GPU_FILTER: Final = "gpu filter"
-SCORING_AGENTS: Final = ("safe", "congestion", "pigeon", "learned")
+SCORING_AGENTS: Final = ("load", "safe", "congestion", "pigeon", "learned")
 ISOLATED, PLAIN = "a command by isolate: to its first word", "the same command without"
 SCORED: Final = "prioritize by "
 """Prefix of an agent's name: the series of prioritize calls of that agent."""
@@ -165,8 +165,17 @@ FIGURES: Final[Mapping[str, Figure]] = {
     },
     **{
         f"score_{agent}_names_5000_p50_ms": Figure(SCORING, f"{agent} prioritizes, names: median", "ms", most)
-        for agent, most in {"congestion": 2.0, "learned": 2.0, "safe": 3.0, "pigeon": 4.0}.items()
+        for agent, most in {
+            "load": 3.0,
+            "congestion": 2.0,
+            "learned": 2.0,
+            "safe": 3.0,
+            "pigeon": 4.0,
+        }.items()
     },
+    "score_load_names_5000_safe_ratio": Figure(
+        SCORING, "load prioritizes, names: median, ratio to safe", at_most=1.1
+    ),
     **{
         f"score_{agent}_names_5000_p99_ms": Figure(SCORING, f"{agent} prioritizes: 99th percentile", "ms")
         for agent in SCORING_AGENTS
@@ -432,11 +441,15 @@ def figures_of_whole(measured: Rounds) -> dict[str, float]:
 
 
 def figures_of_scoring(measured: Rounds) -> dict[str, float]:
-    return {
+    figures = {
         f"score_{agent}_names_5000_{field}": alternating_rounds.median(measured[SCORED + agent], field)
         for agent in SCORING_AGENTS
         for field in ("p50_ms", "p99_ms")
     }
+    figures["score_load_names_5000_safe_ratio"] = alternating_rounds.ratio(
+        measured[f"{SCORED}load"], measured[f"{SCORED}safe"], "p50_ms"
+    )
+    return figures
 
 
 def where(measured: Measurement, others_share: float) -> dict[str, Any]:

@@ -36,7 +36,7 @@ NAMESPACE: Final = "shop"
 _CPU_MILLI, _MEMORY = 31_850, 127_926_272 * 1024
 _LEARNED_S: Final = 1800.0
 """Age of the learned agent's state; the status of pods shows later events."""
-_LEAST_SCORES: Final[Mapping[str, int]] = {"safe": 5, "congestion": 10, "pigeon": 5, "learned": 2}
+_LEAST_SCORES: Final[Mapping[str, int]] = {"load": 5, "safe": 5, "congestion": 10, "pigeon": 5, "learned": 2}
 """Minimum number of different scores in a response; fewer mean that the inputs are incomplete."""
 
 
@@ -92,6 +92,7 @@ def _items(nodes: int, now: float) -> Iterator[Object]:
     random = np.random.default_rng(1)
     for number, name in enumerate(generated_cluster_objects.names(nodes)):
         yield _node(name, number, now, random)
+        yield _usage(name, now, random)
         for type_ in range(TYPES):
             yield _pod(f"p-{number}-{type_}", type_, name, now, fails=bool(random.uniform() < 0.5))
 
@@ -117,6 +118,19 @@ def _node(name: str, number: int, now: float, random: np.random.Generator) -> Ob
     metadata: dict[str, Any] = node["metadata"] | {"annotations": texts}
     status = node["status"] | {"images": []}
     return node | {"metadata": metadata, "status": status}
+
+
+def _usage(name: str, now: float, random: np.random.Generator) -> Object:
+    """What metrics-server reports of a node."""
+    cpu, memory = random.uniform(0.05, 0.95), random.uniform(0.2, 0.9)
+    return {
+        "kind": "NodeMetrics",
+        "apiVersion": "metrics.k8s.io/v1beta1",
+        "metadata": {"name": name},
+        "timestamp": format_rfc3339(now + 3600),  # it stays fresh during the measurement
+        "window": "30s",
+        "usage": {"cpu": f"{cpu * _CPU_MILLI:.0f}m", "memory": f"{memory * _MEMORY:.0f}"},
+    }
 
 
 def _pod(name: str, type_: int, node: str, now: float, *, fails: bool) -> Object:

@@ -1,6 +1,7 @@
 """What the scoring agents have in common: their kind, and the treatment of nodes without statistics."""
 
 from abc import ABC
+from collections.abc import Sequence
 from enum import IntEnum
 from functools import cached_property
 from importlib import import_module
@@ -8,7 +9,7 @@ from typing import Annotated, Any, ClassVar, Literal
 
 import msgspec
 
-from nodewise.agent import AgentKind
+from nodewise.agent import AgentKind, Watched
 
 When = Literal["accept", "pass", "reject"]
 Score = Annotated[int, msgspec.Meta(ge=0, le=10)] | None
@@ -35,11 +36,24 @@ class ScoringAgentKind(AgentKind, ABC):
         fields: type[msgspec.Struct] = self.module.NodeFields
         return fields
 
+    def watched_in_flight(self, options: "CountsInFlight") -> Sequence[Watched]:
+        """The pods on nodes, if those in flight are counted."""
+        from nodewise_scorers.load.bound_pods import WATCHED
+
+        return (WATCHED,) if options.in_flight else ()
+
     def state(self, options: Any, sync_period_s: float) -> Any:  # noqa: ARG002
         return self.module.create_state_builder(options)
 
     def agent(self, options: Any) -> Any:
         return self.module.create_agent(options)
+
+
+class CountsInFlight:
+    """For structs with the setting `in_flight`."""
+
+    __slots__ = ()
+    in_flight: bool
 
 
 class MissingRules:

@@ -97,7 +97,7 @@ class PodHistory:
 
     def _ask(self, type_: str, namespace: str = "d") -> Any:
         pending_pod = PodFields(
-            PodFieldsMetadata(name="pending", namespace=namespace, labels={"podtype": type_})
+            metadata=PodFieldsMetadata(name="pending", namespace=namespace, labels={"podtype": type_})
         )
         cluster_snapshot = self.snapshot()
         return LearnedAgent(self.options).score(

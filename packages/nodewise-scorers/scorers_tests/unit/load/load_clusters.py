@@ -16,7 +16,7 @@ from nodewise.metrics import series
 from nodewise.metrics.metrics_snapshot import MetricsSnapshot
 from nodewise.metrics.series import Sample, Series
 from nodewise_scorers.load import bound_pods
-from nodewise_scorers.load.bound_load import POD_REQUESTS
+from nodewise_scorers.load.bound_load import POD_REQUESTS, EstimateFunction
 from nodewise_scorers.load.bound_pods import BOUND_PODS, AccountedPod
 from nodewise_scorers.load.state import (
     NODE_REQUESTS,
@@ -55,7 +55,11 @@ def pod_body(name: str, node_name: str = "", cpu: str = "1", **more: Any) -> dic
         status["conditions"] = [{"type": "PodScheduled", "status": "True", "lastTransitionTime": at}]
     if "started" in more:
         at = rfc3339(NOW - more["started"])
-        running = {"name": "main", "restartCount": 0, "state": {"running": {"startedAt": at}}}
+        running = {
+            "name": "main",
+            "restartCount": more.get("restarts", 0),
+            "state": {"running": {"startedAt": at}},
+        }
         status |= {"phase": "Running", "startTime": at, "containerStatuses": [running]}
     metadata: dict[str, Any] = {
         "name": name,
@@ -90,8 +94,9 @@ def metric(key: str, values: Mapping[str, float], at: float, window_s: float = 3
 class LoadCluster:
     """A cluster whose cluster states follow from calls. Times are seconds after NOW."""
 
-    def __init__(self, *nodes: str) -> None:
-        self.builder = LoadStateBuilder()
+    def __init__(self, *nodes: str, estimate: EstimateFunction | None = None) -> None:
+        self._estimate = estimate
+        self.builder = LoadStateBuilder(estimate)
         self.nodes = {("", name): node(name) for name in nodes}
         self.index = NodeIndex(nodes)
         self.pods: dict[tuple[str, str], AccountedPod] = {}
@@ -147,8 +152,9 @@ class LoadCluster:
     def snapshot(self, at: float = 0.0) -> Snapshot:
         return Snapshot(self.index, {"load": self.state(at)}, NOW + at)
 
-    def forget(self) -> None:
-        """The next cluster state is as at a start."""
+    def restart(self) -> None:
+        """nodewise restarts: only the objects and the statistics are left."""
+        self.builder = LoadStateBuilder(self._estimate)
         self._changes = None
 
     def _change(self, kind: str, key: tuple[str, str], change: Change[Any]) -> None:

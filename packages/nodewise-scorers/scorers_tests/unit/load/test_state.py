@@ -108,9 +108,7 @@ def test_a_restart_of_nodewise_or_of_a_container_counts_no_pod_again() -> None:
     cluster.bind(bound_pod("p", "a", bound=300, started=290))
     cluster.measure({"a": 1.0})
     cluster.state()
-    cluster.bind(bound_pod("p", "a", bound=300, started=0))
+    cluster.bind(bound_pod("p", "a", bound=300, started=290, restarts=1))
     assert in_flight_milli(cluster.state(1)) == [0]
-    cluster.forget()
-    cluster.pods.clear()
-    cluster.bind(bound_pod("p", "a", bound=300, started=290))
+    cluster.restart()
     assert in_flight_milli(cluster.state(2)) == [0]

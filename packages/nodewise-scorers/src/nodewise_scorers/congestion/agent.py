@@ -18,7 +18,9 @@ from nodewise.agent import (
     ClusterState,
     FilterPlugin,
     Inputs,
+    MetricRequest,
     Names,
+    ObjectKey,
     ScorePlugin,
     Scores,
     Snapshot,
@@ -26,9 +28,12 @@ from nodewise.agent import (
     Verdict,
 )
 from nodewise_scorers.congestion import CongestionOptions
+from nodewise_scorers.load import in_flight_accounting
+from nodewise_scorers.load.bound_pods import OwnedPod
+from nodewise_scorers.load.in_flight_accounting import InFlight
 from nodewise_scorers.scoring_agent import NoStatistics, StatisticsNotReady
 from nodewise_scorers.statistics import load_annotations
-from nodewise_scorers.statistics.load_annotations import CONGESTION_FACTOR, CongestionAnnotations
+from nodewise_scorers.statistics.load_annotations import CONGESTION_FACTOR, CongestionAnnotations, NodeStatus
 
 PRIORITY: Final = "congestion"
 """Its name in kube-scheduler's configuration, as in the older system, which had no predicate."""
@@ -43,8 +48,8 @@ Factors = NDArray[np.float64]
 """Whole numbers; NaN where there is none."""
 
 
-class PodFields(msgspec.Struct, frozen=True, gc=False):
-    """No field of a pod is read."""
+PodFields = OwnedPod
+"""Read only to count pods in flight."""
 
 
 class NodeMetadata(msgspec.Struct, frozen=True, gc=False):
@@ -55,6 +60,7 @@ class NodeFields(msgspec.Struct, frozen=True, gc=False):
     """The fields of a node that are read."""
 
     metadata: NodeMetadata = NodeMetadata()
+    status: NodeStatus = NodeStatus()
 
 
 class CongestionState(NamedTuple):
@@ -64,25 +70,30 @@ class CongestionState(NamedTuple):
     factors: Factors
     invalid_texts: Mapping[int, str]
     """By node number: the beginning of an annotation that is not a whole number."""
+    in_flight: InFlight | None = None
+    """None if pods in flight are not counted."""
 
 
 class CongestionStateBuilder(StateBuilder[CongestionState]):
     """Reads every node at every change of one: 5,000 annotations take some milliseconds."""
 
-    inputs = Inputs(frozenset(), node_objects=True, metrics=False)
-
     def __init__(self, options: CongestionOptions) -> None:
+        self._accounting = in_flight_accounting.accounting(options)
+        objects = self._accounting.objects if self._accounting is not None else frozenset()
+        self.inputs = Inputs(objects, node_objects=True, metrics=False)
         self._max = options.congestion_factor_max
         self._missing = options.score_without_statistics(MAX_SCORE)
 
     def build(self, cluster_state: ClusterState) -> Generator[None, None, CongestionState]:
-        factors = np.full(len(cluster_state.nodes) + 1, np.nan)
+        factors, times = np.full((2, len(cluster_state.nodes) + 1), np.nan)
         invalid_texts: dict[int, str] = {}
         nodes = iter(cluster_state.node_objects.items())
         while part := list(islice(nodes, _NODES_PER_PART)):
             numbers = cluster_state.nodes.numbers([name for (_, name), _ in part])
             texts = [annotation(node) for _, node in part]
             factors[numbers] = load_annotations.integers(texts)
+            if self._accounting is not None:
+                times[numbers] = [_annotated_at(node) for _, node in part]
             for at in np.flatnonzero(np.isnan(factors[numbers])).tolist():
                 if text := texts[at]:
                     # one character more than is shown tells that there are more
@@ -92,10 +103,28 @@ class CongestionStateBuilder(StateBuilder[CongestionState]):
         # a negative factor counts as 0
         share = np.clip(np.nan_to_num(factors), 0, self._max) / self._max
         points = np.trunc(MAX_SCORE * (1 - share) + 0.5).astype(np.int64)
-        return CongestionState(np.where(np.isnan(factors), self._missing, points), factors, invalid_texts)
+        state = CongestionState(np.where(np.isnan(factors), self._missing, points), factors, invalid_texts)
+        if self._accounting is None:
+            return state
+        in_flight = yield from self._accounting.count(cluster_state, times, in_flight_accounting.AT_ONCE_S)
+        return state._replace(in_flight=in_flight)
+
+    def metric_requests(self, objects: Mapping[str, Mapping[ObjectKey, Any]]) -> frozenset[MetricRequest]:  # noqa: ARG002
+        """The usage of pods, if those in flight are counted."""
+        return frozenset() if self._accounting is None else self._accounting.metric_requests
+
+    def count_prioritized(self, pod: PodFields, nodes: NDArray[np.intp]) -> None:
+        """Count a pod that is on its way to one of these nodes."""
+        if self._accounting is not None:
+            self._accounting.count_prioritized(pod, nodes)
 
 
 create_state_builder = CongestionStateBuilder
+
+
+def _annotated_at(node: Any) -> float:
+    annotations: CongestionAnnotations | None = node.metadata.annotations
+    return load_annotations.time(annotations.annotated_at) if annotations else np.nan
 
 
 def annotation(node: Any) -> str | None:
@@ -132,7 +161,9 @@ class CongestionAgent(FilterPlugin[PodFields, CongestionState], ScorePlugin[PodF
         state = self.state(snapshot)
         if state is None:
             return None
-        return Scores(state.points[candidates.numbers], details=self._build_details(state, candidates))
+        numbers = candidates.numbers
+        points = in_flight_accounting.lower_scores(state.points[numbers], state.in_flight, numbers)
+        return Scores(points, details=self._build_details(state, candidates))
 
     def _build_details(self, state: CongestionState, candidates: Names) -> "CongestionDetails":
         numbers = candidates.numbers

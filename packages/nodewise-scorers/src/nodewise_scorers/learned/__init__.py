@@ -17,10 +17,10 @@ import msgspec
 
 from nodewise.agent import LoadScoring, Resource, Watched
 from nodewise.base.option import Option
-from nodewise_scorers.scoring_agent import MissingRules, Score, ScoringAgentKind
+from nodewise_scorers.scoring_agent import CountsInFlight, MissingRules, Score, ScoringAgentKind
 
 
-class LearnedOptions(MissingRules, msgspec.Struct, frozen=True, kw_only=True):
+class LearnedOptions(MissingRules, CountsInFlight, msgspec.Struct, frozen=True, kw_only=True):
     """Learning rate, prior and half-life of rewards."""
 
     learned_half_life_s: Annotated[float, msgspec.Meta(ge=0)] = 6 * 3600.0
@@ -41,6 +41,10 @@ class LearnedOptions(MissingRules, msgspec.Struct, frozen=True, kw_only=True):
     """Time between two terminations of a container below which the later one counts as failed, otherwise as
     suspicious."""
 
+    in_flight: bool = False
+    """Count pods in flight: bound pods, and for some seconds pods that were just prioritized, until the statistics of
+    their node include them. Otherwise pods that arrive together see the same best node."""
+
     score_missing: Score = None
     """Score of a node on which the pod type was never tried. Default: 10 times --learned-prior."""
 
@@ -60,7 +64,8 @@ class LearnedKind(ScoringAgentKind):
         from nodewise_scorers.learned.state import PODS
 
         pods = Resource("", "v1", "pods", "Pod")
-        return (Watched(PODS, pods, ObservedPod, keep=make_pod_reducer(options.learned_namespaces)),)
+        observed = Watched(PODS, pods, ObservedPod, keep=make_pod_reducer(options.learned_namespaces))
+        return (observed, *self.watched_in_flight(options))
 
 
 KIND: Final = LearnedKind()

@@ -13,6 +13,8 @@ from nodewise_scorers.learned import LearnedOptions
 from nodewise_scorers.learned.pod_type_rewards import Floats, LearningRule, TypeRewards
 from nodewise_scorers.learned.pod_types_and_outcomes import PodFields, pending_pod_type, pod_type_key
 from nodewise_scorers.learned.state import LearnedState, LearnedStateBuilder
+from nodewise_scorers.load import in_flight_accounting
+from nodewise_scorers.statistics.load_annotations import NodeStatus
 
 PRIORITY: Final = "rl-priority"
 """Its name in kube-scheduler's configuration, as in kubeRL."""
@@ -25,7 +27,9 @@ _encode = msgspec.json.encode
 
 
 class NodeFields(msgspec.Struct, frozen=True, gc=False):
-    """No field of a node is read but its name."""
+    """Read only to count pods in flight."""
+
+    status: NodeStatus = NodeStatus()
 
 
 class ExpectedRewards(NamedTuple):
@@ -125,7 +129,10 @@ class LearnedAgent(ScorePlugin[PodFields, LearnedState], StateExporter[PodFields
         by_node = np.full(len(snapshot.nodes) + 1, self._options.score_without_statistics(int(untried[0])))
         by_node[expected.nodes] = _scores_from_rewards(expected.rewards + expected.bonus)
         details = LearnedDetails(type_, candidates.numbers, expected)
-        return Scores(by_node[candidates.numbers], details=details)
+        points = in_flight_accounting.lower_scores(
+            by_node[candidates.numbers], state.in_flight, candidates.numbers
+        )
+        return Scores(points, details=details)
 
     def export(self, state: LearnedState, query: Mapping[str, str]) -> Generator[None, None, bytes]:
         """`{"types": {type: {node: {"reward", "tried"}}}}` in parts, types by name; `?type=NAMESPACE/TYPE` for one."""

@@ -19,6 +19,7 @@ import msgspec
 import numpy as np
 
 from nodewise.agent import ReadKeys
+from nodewise_scorers.load.bound_pods import ControllerReference, OwnedMetadata, OwnedPod
 from nodewise_scorers.statistics import load_annotations
 
 T = TypeVar("T")
@@ -31,23 +32,14 @@ _NODE_BOUND_CONTROLLERS: Final = frozenset({"DaemonSet", "Node"})
 """Controllers whose pods are made for a certain node."""
 
 
-class OwnerReference(msgspec.Struct, frozen=True, gc=False):
-    kind: str = ""
-    name: str = ""
-    controller: bool | None = None
+class PodFieldsMetadata(OwnedMetadata, frozen=True, gc=False, kw_only=True):
+    labels: Annotated[dict[str, str] | None, ReadKeys(("podtype", "app", "name", "pod-template-hash"))] = None
 
 
-class PodFieldsMetadata(msgspec.Struct, frozen=True, gc=False, kw_only=True):
-    name: str
-    namespace: str = ""
-    labels: Annotated[dict[str, str] | None, ReadKeys(("podtype", "app", "name"))] = None
-    ownerReferences: tuple[OwnerReference, ...] | None = None  # noqa: N815 - the API's name
+class PodFields(OwnedPod, frozen=True, gc=False, kw_only=True):
+    """The fields of a pod to schedule; those of the spec are read only to count pods in flight."""
 
-
-class PodFields(msgspec.Struct, frozen=True, gc=False):
-    """The fields of a pod to schedule."""
-
-    metadata: PodFieldsMetadata
+    metadata: PodFieldsMetadata = PodFieldsMetadata()
 
 
 class TypeLabels(msgspec.Struct, frozen=True, gc=False):
@@ -64,7 +56,7 @@ class ObservedPodMetadata(msgspec.Struct, frozen=True, gc=False, kw_only=True):
     namespace: str = ""
     uid: str = ""
     labels: TypeLabels | None = None
-    ownerReferences: tuple[OwnerReference, ...] | None = None  # noqa: N815 - the API's name
+    ownerReferences: tuple[ControllerReference, ...] | None = None  # noqa: N815 - the API's name
     deletionTimestamp: str | None = None  # noqa: N815 - the API's name
 
 
@@ -177,7 +169,7 @@ def _type_from_owner(metadata: PodFieldsMetadata | ObservedPodMetadata) -> str:
     return (controller.name if controller else "") or metadata.name
 
 
-def _controller_owner(owners: tuple[OwnerReference, ...] | None) -> OwnerReference | None:
+def _controller_owner(owners: tuple[ControllerReference, ...] | None) -> ControllerReference | None:
     return next((owner for owner in owners or () if owner.controller), None)
 
 

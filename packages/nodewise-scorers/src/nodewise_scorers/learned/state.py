@@ -9,9 +9,12 @@ import heapq
 from collections import deque
 from collections.abc import Generator, Iterable, Mapping
 from math import inf, isnan
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
-from nodewise.agent import ClusterState, Inputs, NodeIndex, ObjectKey, StateBuilder
+import numpy as np
+from numpy.typing import NDArray
+
+from nodewise.agent import ClusterState, Inputs, MetricRequest, NodeIndex, ObjectKey, StateBuilder
 from nodewise.agent.state import Change, Changes, difference
 from nodewise.base.errors import BadInput
 from nodewise_scorers.learned import LearnedOptions
@@ -19,12 +22,15 @@ from nodewise_scorers.learned import pod_type_rewards as memories
 from nodewise_scorers.learned.pod_type_rewards import LearningRule, RewardMemory, TypeRewards
 from nodewise_scorers.learned.pod_types_and_outcomes import (
     ObservedPod,
+    PodFields,
     PodOutcome,
     bound_pod_type,
     outcome_between,
     outcome_since,
     pod_type_key,
 )
+from nodewise_scorers.load import in_flight_accounting
+from nodewise_scorers.load.in_flight_accounting import InFlight
 
 PODS: Final = "learned_pods"
 """The key of the pods in `ClusterState.objects`."""
@@ -47,6 +53,8 @@ class LearnedState(NamedTuple):
     types: Mapping[str, TypeRewards]
     """By the type's key."""
     now: float
+    in_flight: InFlight | None = None
+    """None if pods in flight are not counted."""
 
 
 class _InitialState(NamedTuple):
@@ -74,11 +82,14 @@ class _StoredText(NamedTuple):
 class LearnedStateBuilder(StateBuilder[LearnedState]):
     """Learns from pods, and stores the rewards."""
 
-    inputs = Inputs(frozenset({PODS}), metrics=False)
     memory_scope = "leader"
 
     def __init__(self, options: LearnedOptions) -> None:
         rule = LearningRule(options.learned_prior, options.learned_half_life_s, options.learned_exploration)
+        self._accounting = in_flight_accounting.accounting(options)
+        own = frozenset({PODS})
+        objects = own if self._accounting is None else own | self._accounting.objects
+        self.inputs = Inputs(objects, node_objects=self._accounting is not None, metrics=False)
         self._mttf_s = options.learned_mttf_s
         self._memory = RewardMemory(rule)
         self._pods: Pods | None = None
@@ -98,7 +109,24 @@ class LearnedStateBuilder(StateBuilder[LearnedState]):
         self._kept: _StoredText | None = None
         self._offered: _StoredText | None = None
 
-    def build(
+    def metric_requests(self, objects: Mapping[str, Mapping[ObjectKey, Any]]) -> frozenset[MetricRequest]:  # noqa: ARG002
+        """The usage of pods, if those in flight are counted."""
+        return frozenset() if self._accounting is None else self._accounting.metric_requests
+
+    def count_prioritized(self, pod: PodFields, nodes: NDArray[np.intp]) -> None:
+        """Count a pod that is on its way to one of these nodes."""
+        if self._accounting is not None:
+            self._accounting.count_prioritized(pod, nodes)
+
+    def build(self, cluster_state: ClusterState) -> Generator[None, None, LearnedState]:
+        """Learn from the changes since the last call. Pods are in flight until they start: then outcomes show them."""
+        state = yield from self._learn(cluster_state)
+        if self._accounting is None:
+            return state
+        now, at_once_s = cluster_state.now, in_flight_accounting.AT_ONCE_S
+        return state._replace(in_flight=(yield from self._accounting.count(cluster_state, now, at_once_s)))
+
+    def _learn(
         self, cluster_state: ClusterState
     ) -> Generator[None, None, LearnedState]:  # complexity: steps in order
         """Learn from the changes since the last call.

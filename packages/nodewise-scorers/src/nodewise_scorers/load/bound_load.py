@@ -37,6 +37,8 @@ SAMPLE_STEP_S: Final = 300.0
 MAX_STEPS: Final = 12.0
 MAX_NODE_MEAN: Final = 2.0
 """A higher usage per requested unit is that of processes besides the pods."""
+MIN_INCLUDED: Final = 0.1
+"""The share of requests that statistics must include so that the mean follows from them."""
 _STRIDE: Final = 32
 """Pods between two yields."""
 
@@ -79,7 +81,9 @@ class _PlacedPod(NamedTuple):
     amounts: PodAmounts
 
 
-def _placed_pod(pod: AccountedPod) -> _PlacedPod:
+def _placed_pod(pod: AccountedPod | None) -> _PlacedPod | None:
+    if pod is None:
+        return None
     amounts = bound_pods.pod_amounts(pod.spec)
     return _PlacedPod(pod.metadata.uid, pod.spec.nodeName, bound_pods.owner_key(pod), amounts)
 
@@ -91,7 +95,8 @@ class BoundLoad:
     Number 0 stands for unknown nodes.
     """
 
-    def __init__(self, estimate: EstimateFunction | None = None) -> None:
+    def __init__(self, estimate: EstimateFunction | None = None, *, from_binding: bool = False) -> None:
+        """`estimate` is by default that of a pod's owner. With `from_binding`, a bound pod counts as started."""
         self.owners = OwnerUsage()
         self.in_flight = PodsInFlight()
         self.prioritized = PrioritizedPods()
@@ -103,7 +108,8 @@ class BoundLoad:
         """By number in the index of the last cluster state."""
         self.requested = np.zeros((2, 1))
         """What the pods of each node request, by resource and number, at least `LEAST_REQUEST` of each."""
-        self._estimate = estimate or self.owners.estimate
+        self.estimate = estimate or self.owners.estimate
+        self._from_binding = from_binding
         self.index = NodeIndex()
         self._numbers: dict[str, int] = {}
         self._pods_on: dict[str, int] = {}
@@ -142,32 +148,37 @@ class BoundLoad:
                 yield
         return counted
 
-    def _apply_change(  # complexity: what the pod was, and what it is
+    def _apply_change(  # complexity: the pod before, the pod after, and whether it is the same
         self, old: AccountedPod | None, new: AccountedPod | None, counted: list[CountedPod], time: ChangeTime
     ) -> None:
-        before = None if old is None else _placed_pod(old)
-        after = None if new is None else _placed_pod(new)
+        before, after = _placed_pod(old), _placed_pod(new)
         is_same = before is not None and after is not None and before.uid == after.uid
-        times = PodTimes(-inf, inf) if new is None else bound_pods.pod_times(new)
-        if is_same and after is not None:
-            self.in_flight.start(after.uid, times.started_at, time.now)
-        elif before is not None:
+        if before is not None and not is_same:
             self.in_flight.remove(before.uid)
-        if before == after:
-            return
-        if before is not None:
+        if before is not None and before != after:
             self._count(before, -1, counted)
-        if after is None:
+        if after is None or new is None:
             return
-        owner = self._count(after, 1, counted)
-        if is_same or times.bound_at <= time.recent_from:
-            return
-        self.prioritized.forget(after.uid)
-        if after.uid not in self.in_flight:
-            estimate = partial(self._estimate, owner, after.amounts)
-            number, requests = self._numbers[after.node], after.amounts.counted
-            in_flight = InFlightPod(number, requests, times.bound_at, times.started_at, estimate)
-            self.in_flight.bind(after.uid, in_flight, time.now)
+        times = self._times(new)
+        if is_same:
+            self.in_flight.start(after.uid, times.started_at, time.now)
+        if before != after:
+            owner = self._count(after, 1, counted)
+            if after.uid in self.in_flight or (not is_same and times.bound_at > time.recent_from):
+                self._bind(after, owner, times, time.now)
+
+    def _times(self, pod: AccountedPod) -> PodTimes:
+        times = bound_pods.pod_times(pod)
+        return times._replace(started_at=times.bound_at) if self._from_binding else times
+
+    def _bind(self, pod: _PlacedPod, owner: Owner, times: PodTimes, now: float) -> None:
+        """Also after a resize, which changes the estimate."""
+        self.prioritized.forget(pod.uid)
+        estimate = partial(self.estimate, owner, pod.amounts)
+        number, requests = self._numbers[pod.node], pod.amounts.counted
+        self.in_flight.bind(
+            pod.uid, InFlightPod(number, requests, times.bound_at, times.started_at, estimate), now
+        )
 
     def _count(self, pod: _PlacedPod, sign: int, counted: list[CountedPod]) -> Owner:
         number = self._number(pod.node)
@@ -267,7 +278,9 @@ class BoundLoad:
             return
         for resource in range(len(used)):
             known = ~np.isnan(used[resource])
-            requested = float((self.requested - missing_requests)[resource, known].sum())
-            if requested > 0:
+            everything = float(self.requested[resource, known].sum())
+            requested = everything - float(missing_requests[resource, known].sum())
+            # while nearly all pods are in flight, the usage is that of other processes
+            if everything > 0 and requested > MIN_INCLUDED * everything:
                 mean = float(used[resource, known].sum()) / requested
                 self.owners.cluster_means[resource] = min(mean, MAX_NODE_MEAN)

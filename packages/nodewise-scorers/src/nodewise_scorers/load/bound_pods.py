@@ -18,6 +18,7 @@ from nodewise.kube.pod_requests import (
     ContainerAllocation,
     RequestedResources,
     RequestingContainer,
+    RequestingPod,
     RequestingSpec,
     ResizeCondition,
     ResizeStatus,
@@ -44,7 +45,7 @@ class ControllerReference(msgspec.Struct, frozen=True, gc=False):
 class OwnedMetadata(msgspec.Struct, frozen=True, gc=False, kw_only=True):
     """The metadata that tell a pod's owner."""
 
-    name: str
+    name: str = ""
     namespace: str = ""
     uid: str = ""
     creationTimestamp: str | None = None  # noqa: N815 - the API's name
@@ -60,10 +61,10 @@ class OwnedSpec(RequestingSpec, frozen=True, gc=False):
     containers: tuple[ImageContainer, ...] | None = None
 
 
-class OwnedPod(msgspec.Struct, frozen=True, gc=False):
+class OwnedPod(RequestingPod, frozen=True, gc=False, kw_only=True):
     """The fields of a pod to schedule that tell what it will use."""
 
-    metadata: OwnedMetadata
+    metadata: OwnedMetadata = OwnedMetadata()
     spec: OwnedSpec = OwnedSpec()
 
 

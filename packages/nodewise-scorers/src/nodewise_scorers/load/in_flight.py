@@ -78,11 +78,15 @@ class PodsInFlight:
         return uid in self._pods
 
     def bind(self, uid: str, pod: InFlightPod, now: float) -> None:
-        """A pod is bound, or was when this process started."""
-        bound_at = min(pod.bound_at, now)
+        """A pod is bound, or was when this process started. For a known pod, only the estimate changes."""
+        known = self._pods.get(uid)
+        if known is not None:
+            known.requests, known.estimate = pod.requests, pod.estimate
+            return
         self._pods[uid] = pod
-        pod.bound_at = bound_at
-        self.start(uid, pod.started_at, now)
+        pod.bound_at, started_at = min(pod.bound_at, now), pod.started_at
+        pod.started_at = inf
+        self.start(uid, started_at, now)
 
     def start(self, uid: str, started_at: float, now: float) -> None:
         """A bound pod has started, if `started_at` is finite. A later start does not count: containers restart."""

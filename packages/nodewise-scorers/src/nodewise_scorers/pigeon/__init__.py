@@ -29,14 +29,15 @@ class PigeonKind(ScoringAgentKind):
     keeps_memory = True
 
     def watched(self, options: PigeonOptions) -> tuple[Watched, ...]:
-        """Pods on nodes, if their requests are counted instead of read from annotations."""
+        """Pods on nodes, if their requests are counted instead of read from annotations, or those in flight are."""
+        in_flight = self.watched_in_flight(options)
         if options.pigeon_usage == "annotations":
-            return ()
+            return (*in_flight,)
         from nodewise.kube.pod_requests import HOLDING_SELECTORS
         from nodewise_scorers.pigeon.state import PODS, HoldingPod, make_pod_request_reducer
 
         pods, keep = Resource("", "v1", "pods", "Pod"), make_pod_request_reducer(options.pigeon_gpu_resource)
-        return (Watched(PODS, pods, HoldingPod, keep=keep, selectors=HOLDING_SELECTORS),)
+        return (Watched(PODS, pods, HoldingPod, keep=keep, selectors=HOLDING_SELECTORS), *in_flight)
 
     def concerns(self, options: PigeonOptions, nodes: Iterable[Any], pods: Iterable[Any]) -> bool:  # noqa: ARG002
         """Whether any node has the annotations of requested resources."""

@@ -105,7 +105,12 @@ class PigeonAgent(
 def create_state_builder(options: PigeonOptions) -> PigeonStateBuilder:
     """`BadSettings` for an invalid file, or one that differs from the settings."""
     from_pods = options.pigeon_usage == "pods"
-    return PigeonStateBuilder(load_config(options), options.pigeon_gpu_resource, from_pods=from_pods)
+    return PigeonStateBuilder(
+        load_config(options),
+        options.pigeon_gpu_resource,
+        from_pods=from_pods,
+        in_flight=options.in_flight,
+    )
 
 
 def create_agent(options: PigeonOptions) -> PigeonAgent:

@@ -12,7 +12,7 @@ import msgspec
 
 from nodewise.base.errors import BadSettings, Problem, shown
 from nodewise.base.option import Option
-from nodewise_scorers.scoring_agent import MissingRules, Score, When
+from nodewise_scorers.scoring_agent import CountsInFlight, MissingRules, Score, When
 
 NAMES: Final = ("cpu", "memory", "pods", "gpu", "ephemeral-storage")
 """The resources of the agent, in the order of `num_resources`, and as in the annotations `requested-<name>`, regardless
@@ -30,7 +30,7 @@ INDEX: Final = "policyResourceIndex"
 _MAX_BYTES: Final = 2**16
 
 
-class PigeonOptions(MissingRules, msgspec.Struct, frozen=True, kw_only=True):
+class PigeonOptions(MissingRules, CountsInFlight, msgspec.Struct, frozen=True, kw_only=True):
     """Settings for the objective and its resources."""
 
     num_resources: Annotated[int, msgspec.Meta(ge=1, le=len(NAMES))] = 2
@@ -40,6 +40,10 @@ class PigeonOptions(MissingRules, msgspec.Struct, frozen=True, kw_only=True):
     """Objective. `A_BINPACK`: nodes differ as much in utilization as pods differ in requests; equal pods are spread,
     and with small and large pods some nodes are kept free for the large ones. `LOAD_BALANCE`: nodes have equal
     utilization. `CONSOLIDATE`: nodes are full or empty. Default: that of pigeon.cfg, else A_BINPACK."""
+
+    in_flight: bool = False
+    """Count pods in flight: bound pods, and for some seconds pods that were just prioritized, until the statistics of
+    their node include them. Otherwise pods that arrive together see the same best node."""
 
     policy_resource_index: Annotated[int, msgspec.Meta(ge=0, lt=len(NAMES))] | None = None
     """Resource of LOAD_BALANCE and CONSOLIDATE: 0 is cpu, 1 memory, and so on. Default: that of pigeon.cfg, else 0."""

@@ -10,12 +10,15 @@ from typing import Any, Final, NamedTuple
 
 import msgspec
 import numpy as np
+from numpy.typing import NDArray
 
 from nodewise.agent import ClusterState, Inputs, NodeIndex, ObjectKey, StateBuilder
 from nodewise.agent.state import NODES, Change
 from nodewise.base.quantity import MAX_AMOUNT
 from nodewise.kube import pod_requests
 from nodewise.kube.pod_requests import HoldingSpec, HoldingStatus, RequestingPod, RequestingSpec
+from nodewise_scorers.load.bound_pods import OwnedPod
+from nodewise_scorers.load.in_flight_accounting import AT_ONCE_S, InFlightAccounting, estimate_requests
 from nodewise_scorers.pigeon.options import A_BINPACK, DEFAULT, GPU, NAMES, PigeonConfig
 from nodewise_scorers.pigeon.placement_objectives import (
     LAYOUTS,
@@ -73,14 +76,7 @@ class NodeFields(msgspec.Struct, frozen=True, gc=False):
     status: NodeStatus = NodeStatus()
 
 
-class PodMetadata(msgspec.Struct, frozen=True, gc=False):
-    uid: str = ""
-
-
-class PodFields(RequestingPod, frozen=True, gc=False):
-    """The fields of a pod that are read."""
-
-    metadata: PodMetadata = PodMetadata()
+PodFields = OwnedPod
 
 
 def make_pod_request_reducer(gpu: str) -> Callable[[HoldingPod], HoldingPod | None]:
@@ -196,14 +192,23 @@ class PigeonStateBuilder(StateBuilder[PigeonState]):
 
     memory_scope = "replica"
 
-    def __init__(self, config: PigeonConfig, gpu: str = GPU, *, from_pods: bool = False) -> None:
+    def __init__(
+        self, config: PigeonConfig, gpu: str = GPU, *, from_pods: bool = False, in_flight: bool = False
+    ) -> None:
         self._config = config
         self._gpu = gpu
         self._memory = DemandMemory()
         self._amounts: dict[str, _Amounts] = {}
         """By node."""
         self._node_requests = NodeRequests(gpu) if from_pods else None
-        self.inputs = Inputs(frozenset({PODS} if from_pods else ()), node_objects=True, metrics=False)
+        # annotations include the requests of pods that were bound before they were written
+        self._accounting = InFlightAccounting(estimate_requests, from_binding=True) if in_flight else None
+        self._in_flight = np.zeros((2, 0))
+        """Milli-CPU and bytes that pods in flight request, of the newest state."""
+        objects = frozenset({PODS} if from_pods else ())
+        if self._accounting is not None:
+            objects |= self._accounting.objects
+        self.inputs = Inputs(objects, node_objects=True, metrics=False)
         self._newest: tuple[NodeIndex, PigeonState] | None = None
         """The newest state, until an amount changes."""
 
@@ -215,6 +220,11 @@ class PigeonStateBuilder(StateBuilder[PigeonState]):
         """Count the pod if the objective uses the requests of pods."""
         if self._config.objective == A_BINPACK:
             self._memory.count(pod.metadata.uid, pod_demand(pod, self._gpu))
+
+    def count_prioritized(self, pod: PodFields, nodes: NDArray[np.intp]) -> None:
+        """Count a pod that is on its way to one of these nodes."""
+        if self._accounting is not None:
+            self._accounting.count_prioritized(pod, nodes)
 
     def recall(self, kept: bytes) -> None:
         self._memory.recall(kept)
@@ -244,6 +254,8 @@ class PigeonStateBuilder(StateBuilder[PigeonState]):
                 self._newest = None
             if not number % _STRIDE:
                 yield
+        if self._accounting is not None:
+            yield from self._count_in_flight(cluster_state, self._accounting)
         if self._newest is not None and self._newest[0] is cluster_state.nodes:
             return self._newest[1]
         no_node = NodeFields()
@@ -252,6 +264,21 @@ class PigeonStateBuilder(StateBuilder[PigeonState]):
         )
         self._newest = cluster_state.nodes, state
         return state
+
+    def _count_in_flight(
+        self, cluster_state: ClusterState, accounting: InFlightAccounting
+    ) -> Generator[None, None, None]:
+        times = np.full(len(cluster_state.nodes) + 1, np.nan)
+        for number, name in enumerate(cluster_state.nodes.known):
+            node = cluster_state.node_objects.get(("", name))
+            if self._node_requests is None and node is not None and node.metadata.annotations is not None:
+                times[number] = load_annotations.time(node.metadata.annotations.annotated_at)
+            if not number % _STRIDE:
+                yield
+        in_flight = yield from accounting.count(cluster_state, times, AT_ONCE_S)
+        amounts = in_flight.of(np.arange(len(cluster_state.nodes)))
+        if not np.array_equal(amounts, self._in_flight):
+            self._newest, self._in_flight = None, amounts
 
     def _amounts_of(self, name: str, node: Any) -> _Amounts:
         capacity = tuple(load_annotations.parse_capacity(node.status.allocatable, self._gpu))
@@ -266,7 +293,10 @@ class PigeonStateBuilder(StateBuilder[PigeonState]):
         requested = _amount_table(amounts.requested for amounts in nodes)[:count]
         yield
         missing = np.pad(np.isnan(requested) & (capacity > 0), ((0, 0), (0, 1)), constant_values=True)
-        table = NodeTable(capacity, np.nan_to_num(requested))
+        used = np.nan_to_num(requested)
+        if self._accounting is not None:
+            used[:2] += (self._in_flight / np.array(UNITS[:2])[:, None])[:count]
+        table = NodeTable(capacity, used)
         room = np.pad(capacity - table.used, ((0, 0), (0, 1)), constant_values=-1.0)
         has_some = (capacity > 0).sum(axis=1)
         scale = capacity.sum(axis=1) / np.maximum(has_some, 1)

@@ -27,7 +27,10 @@ from nodewise.agent import (
     Victims,
 )
 from nodewise.kube import pod_requests
-from nodewise.kube.pod_requests import PodRequest, RequestingPod
+from nodewise.kube.pod_requests import PodRequest
+from nodewise_scorers.load import in_flight_accounting
+from nodewise_scorers.load.bound_pods import OwnedPod
+from nodewise_scorers.load.in_flight_accounting import InFlight
 from nodewise_scorers.safe import SafeOptions, risk_scores
 from nodewise_scorers.safe.risk_scores import RiskScorer
 from nodewise_scorers.scoring_agent import NoStatistics, StatisticsNotReady, StatisticStatus
@@ -40,14 +43,7 @@ _BLOCK: Final = 64
 """Candidates whose risk is computed together in about 0.3 ms; one by one it takes ten times as long."""
 
 
-class PodMetadata(msgspec.Struct, frozen=True, gc=False):
-    uid: str = ""
-
-
-class PodFields(RequestingPod, frozen=True, gc=False):
-    """The fields of a pod that are read."""
-
-    metadata: PodMetadata = PodMetadata()
+PodFields = OwnedPod
 
 
 def has_statistics(node: Any) -> bool:
@@ -67,6 +63,8 @@ class SafeState(NamedTuple):
     """A share, from 0 to 1; 0 where there is none."""
     missing: NDArray[np.uint8]
     """`StatisticStatus`."""
+    in_flight: InFlight | None = None
+    """None if pods in flight are not counted."""
 
 
 class Shares(NamedTuple):
@@ -82,13 +80,17 @@ class SafeStateBuilder(StateBuilder[SafeState | None]):
     """Computes what does not depend on the pod, for all nodes."""
 
     def __init__(self, options: SafeOptions) -> None:
-        self.inputs = Inputs(frozenset(), node_objects=True, metrics=options.statistics == "metrics")
+        self._accounting = in_flight_accounting.accounting(options)
+        objects = self._accounting.objects if self._accounting is not None else frozenset()
+        self.inputs = Inputs(objects, node_objects=True, metrics=options.statistics == "metrics")
+        self._window_s = options.statistics_window_s
         self._forecast_weight = options.safe_forecast_weight / 100
         self._reader = LoadReader(options)
 
     def metric_requests(self, objects: Mapping[str, Mapping[ObjectKey, Any]]) -> frozenset[MetricRequest]:  # noqa: ARG002
         """The metrics of the nodes' load, for any objects."""
-        return self._reader.metric_requests
+        own = self._reader.metric_requests
+        return own if self._accounting is None else own | self._accounting.metric_requests
 
     def build(self, cluster_state: ClusterState) -> Generator[None, None, SafeState | None]:
         """The load of all nodes; None before its metrics were requested, because they are not missing yet."""
@@ -97,7 +99,17 @@ class SafeStateBuilder(StateBuilder[SafeState | None]):
             return None
         load = yield from self._reader.read(cluster_state)
         yield
-        return combine_load_and_forecast(load, self._forecast_weight)
+        state = combine_load_and_forecast(load, self._forecast_weight)
+        if self._accounting is None:
+            return state
+        ends = cluster_state.now - load.ages_s
+        in_flight = yield from self._accounting.count(cluster_state, ends, self._window_s, load.used)
+        return state._replace(in_flight=in_flight)
+
+    def count_prioritized(self, pod: PodFields, nodes: NDArray[np.intp]) -> None:
+        """Count a pod that is on its way to one of these nodes."""
+        if self._accounting is not None:
+            self._accounting.count_prioritized(pod, nodes)
 
 
 create_state_builder = SafeStateBuilder
@@ -122,6 +134,8 @@ def combine_load_and_forecast(load: NodeLoads, forecast_weight: float) -> SafeSt
 def usage_shares_with_pod(before: SafeState, numbers: NDArray[np.intp], request: PodRequest) -> Shares:
     """The shares of the nodes with these numbers, with the pod."""
     demand = np.array(request, np.float64)[:, np.newaxis]
+    if before.in_flight is not None:
+        demand = demand + before.in_flight.of(numbers)
     mean = (before.used.take(numbers, axis=1) + demand) / before.capacity.take(numbers, axis=1)
     deviation, missing = before.deviation.take(numbers, axis=1), before.missing.take(numbers, axis=1)
     return Shares(np.clip(mean, 0.0, 1.0), deviation, missing)
