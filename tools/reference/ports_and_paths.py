@@ -121,7 +121,11 @@ def _shown(request_handler: RequestHandler) -> Iterator[tuple[str, str, str]]:
         f"{private}; in a cluster, with the agent telemetry",
         "what the policies of a pod say about all nodes now; `?namespace=` and `?pod=`",
     )
-    parameters = {"gpu": "; `?node=` for one node", "learned": "; `?type=` for one type of pods"}
+    parameters = {
+        "gpu": "; `?node=` for one node",
+        "load": "; `?node=` for one node",
+        "learned": "; `?type=` for one type of pods",
+    }
     for agent in request_handler.exporters:
         yield (
             code(f"GET /state/{agent.name}"),

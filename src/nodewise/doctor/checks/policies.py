@@ -426,7 +426,7 @@ def check_metrics_apis(metrics_apis: tuple[MetricsApiStatus, ...]) -> Iterator[F
     for api in metrics_apis:
         where = f"APIService/{api.name}"
         if not api.exists:
-            actual = "does not exist, and policies name its metrics"
+            actual = "does not exist, and policies or agents need its metrics"
             remedy = (
                 "install the adapter with its APIService; or take metrics from Prometheus: --prometheus-url"
             )

@@ -14,6 +14,7 @@ import msgspec
 import numpy as np
 
 from nodewise.agent import ClusterState, NodeIndex, ObjectKey
+from nodewise.agents import find_agent_kind
 from nodewise.base import clock, cooperative_scheduling
 from nodewise.base.clock import SystemClock
 from nodewise.base.errors import UNREADABLE, NodewiseError, closest_name, short
@@ -527,10 +528,13 @@ async def collect_metrics_apis(session: Session) -> tuple[MetricsApiStatus, ...]
     if sources.other:
         return ()
     usage = set(names) & set(resource_metrics_api.METRICS)
+    workloads = await session.get_or(collect_nodewise_workloads, ())
+    kinds = (find_agent_kind(agent) for workload in workloads for agent in workload.agents)
+    agent_needs_usage = any(kind is not None and kind.needs_metrics for kind in kinds)
     apis: list[MetricsApiStatus] = []
     if sources.custom and set(names) - usage:
         apis.append(await _read_metrics_api(session.reader, custom_metrics_api.GROUP, ("v1beta1", "v1beta2")))
-    if sources.resource and usage:
+    if sources.resource and (usage or agent_needs_usage):
         apis.append(await _read_metrics_api(session.reader, resource_metrics_api.GROUP, ("v1beta1",)))
     return tuple(apis)
 

@@ -87,8 +87,8 @@ def command(command_line: CommandLine) -> None:
     Placements:
       default, random        kube-scheduler's default plugins; any node that fits
       oracle                 knows the future usage of the pods
-      load                   projected load with usage profiles; exists only in
-                             this simulation, not as an agent
+      load                   projected load with usage profiles: the formula of
+                             the agent load
       safe                   the agent safe; safe and low-risk-over-commitment
                              need scipy (the extra risk)
       target-load-packing, load-variation-risk-balancing,

@@ -1,6 +1,6 @@
 """Placements of the load simulation: they score the nodes that fit a pod.
 
-`default`, `random` and `oracle` are bounds. `safe` calls the code of the agent; `load` has no agent for clusters. The
+`default`, `random` and `oracle` are bounds. `safe` calls the code of the agent; `load` is the formula of the agent. The
 scores of both are those of an extender with the weight that `configure` gives it, so the default plugins decide among
 equals.
 The published formulas decide alone, as their documentation recommends; among equals a random node is chosen.
