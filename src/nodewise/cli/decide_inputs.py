@@ -43,7 +43,7 @@ from nodewise.kube.api_server_interface import Api, NotFound
 from nodewise.kube.http_client import HttpApi
 from nodewise.kube.object_files import FileObjects
 from nodewise.kube.replicas import AdminServer, Replica
-from nodewise.kube.resource_kinds import NAMESPACES, NODES, PODS, Resource
+from nodewise.kube.resource_kinds import NAMESPACES, NODES, PODS, RESOURCE_CLAIMS, Resource
 from nodewise.kube.struct_type_merge import merge
 from nodewise.metrics import metric_files, node_attributes, source_table
 from nodewise.metrics.metrics_snapshot import MetricsSnapshot
@@ -234,7 +234,11 @@ async def read_objects(selection: InputSelection, api: Api | None) -> ObjectsAnd
         [
             _ObjectQuery(Watched("nodes", NODES, node_type)),
             _ObjectQuery(Watched("pods", PODS, pod_type), selection.namespace, pods_of_cluster),
-            *(_ObjectQuery(watched, selection.namespace) for watched in others),
+            # claims of all namespaces have devices
+            *(
+                _ObjectQuery(watched, "" if watched.resource == RESOURCE_CLAIMS else selection.namespace)
+                for watched in others
+            ),
         ],
     )
     objects = {watched.name: listed for watched, listed in zip(others, lists, strict=True)}

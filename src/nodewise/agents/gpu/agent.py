@@ -397,11 +397,25 @@ class GpuAgent(
         if plain not in verdict.reasons:
             return verdict
         at = np.flatnonzero(verdict.codes == verdict.reasons.index(plain) + 1)
-        causes = missing.codes[candidates.numbers[at]]
+        causes, drivers = (
+            missing.codes[candidates.numbers[at]],
+            agent_state.dra.drivers_of(candidates.numbers[at]),
+        )
         codes, reasons = verdict.codes.copy(), list(verdict.reasons)
-        for cause in np.unique(causes[causes > 0]).tolist():
-            reasons.append(gpu_rejection_reasons.NoGpus(*missing.reasons[cause][:2]))
-            codes[at[causes == cause]] = len(reasons)
+        pairs = causes.astype(np.int32) * len(agent_state.dra.drivers) + drivers
+        for pair in np.unique(pairs[pairs > 0]).tolist():
+            cause, driver = divmod(pair, len(agent_state.dra.drivers))
+            words, remedy = missing.reasons[cause][:2]
+            if driver:
+                text = (
+                    f"no DeviceClass names it for devices of the DRA driver {agent_state.dra.drivers[driver]}"
+                )
+                words, remedy = (
+                    f"{words}; {text}".removeprefix("; "),
+                    f"{text}; or {remedy}".removesuffix("; or "),
+                )
+            reasons.append(gpu_rejection_reasons.NoGpus(words, remedy))
+            codes[at[pairs == pair]] = len(reasons)
         return replace(verdict, codes=codes, reasons=tuple(reasons))
 
     def _placement_inputs_of(self, agent_state: GpuState) -> PlacementInputs:

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from nodewise.agent import NodeIndex
 from nodewise.agents.gpu.vendor_resource_names import ResourceProfile
+from nodewise.base.errors import truncate
 from nodewise.devices import resource_claims
 from nodewise.devices.device_inventory import DeviceInventory, NodeDevices
 from nodewise.devices.device_selectors import device_matches
@@ -22,6 +23,10 @@ from nodewise.devices.resource_claims import DeviceClass
 from nodewise.devices.resource_slices import EMPTY
 
 Mask = NDArray[np.bool_]
+_MOST_DRIVERS: Final = 32
+"""The most different sets of drivers; nodes with others count as without."""
+_LONGEST: Final = 100
+"""The most characters of the drivers of a node."""
 _STRIDE: Final = 64
 """Nodes between two yields."""
 
@@ -31,8 +36,14 @@ class DraNodes(NamedTuple):
 
     by_resource: Mapping[str, Mask] = {}
     """By resource that a DeviceClass names, (N+1) by node number."""
-    drivers: Mapping[str, tuple[str, ...]] = {}
-    """By node of the index, the drivers of its devices."""
+    driver_codes: NDArray[np.int16] | None = None
+    """(N+1), by node number: an index into `drivers`; None without devices."""
+    drivers: tuple[str, ...] = ("",)
+    """The drivers of a node's devices, such as `gpu.example.com, nic.example.com`; the first is empty."""
+
+    def drivers_of(self, numbers: NDArray[np.intp]) -> NDArray[np.int16]:
+        """By node number, the index into `drivers`."""
+        return np.zeros(len(numbers), np.int16) if self.driver_codes is None else self.driver_codes[numbers]
 
     def left(self, resources: Iterable[str], numbers: NDArray[np.intp]) -> Mask:
         """By node number, whether a pod that requests these resources is left to kube-scheduler there."""
@@ -69,7 +80,7 @@ class DraNodeTable:
             self._allocatable.pop(node, None)
         (self._labelled.add if is_labelled else self._labelled.discard)(node)
 
-    def update(
+    def update(  # complexity: one step for each input
         self,
         index: NodeIndex,
         inventory: DeviceInventory,
@@ -87,15 +98,17 @@ class DraNodeTable:
             if self._profile.has(resource)
         }
         by_resource = {resource: np.zeros(len(index.known) + 1, np.bool_) for resource in mapped}
-        drivers: dict[str, tuple[str, ...]] = {}
+        drivers, codes = {"": 0}, np.zeros(len(index.known) + 1, np.int16)
         for number, name in enumerate(index.known):
             if number % _STRIDE == 0:
                 yield
             devices = inventory.of(name, labels_of(name) if inventory.network_pools else EMPTY)
-            drivers[name] = tuple(dict.fromkeys(each.pool.id.driver for each in devices.pools))
+            text = truncate(", ".join(dict.fromkeys(each.pool.id.driver for each in devices.pools)), _LONGEST)
+            if text in drivers or len(drivers) < _MOST_DRIVERS:
+                codes[number] = drivers.setdefault(text, len(drivers))
             for resource in mapped.keys() - self._allocatable.get(name, frozenset()):
                 by_resource[resource][number] = name in self._labelled or may_have(devices, mapped[resource])
-        self._inputs, self._index, self._table = inputs, index, DraNodes(by_resource, drivers)
+        self._inputs, self._index, self._table = inputs, index, DraNodes(by_resource, codes, tuple(drivers))
         return self._table
 
 

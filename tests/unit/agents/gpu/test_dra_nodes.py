@@ -201,3 +201,11 @@ def test_devices_of_other_classes_do_not_make_a_node_one_with_gpus() -> None:
     assert passing(snapshot_of(nic), pod()) == {"labelled", "plugin", "mixed"}
     unknown = with_driver("driver", classes=(device_class(driver="' + unknown() + '"),))
     assert "driver" in passing(snapshot_of(unknown), pod())
+
+
+def test_a_rejection_says_that_no_class_names_the_devices_of_a_driver() -> None:
+    snapshot = snapshot_of(with_driver("driver", classes=()))
+    verdict = AGENT.filter(pod(), snapshot.nodes.named(["driver", "plain"]), snapshot)
+    assert verdict is not None
+    texts = [verdict.reasons[code - 1].text() for code in verdict.codes.tolist()]
+    assert texts[0] == f"{texts[1]}; no DeviceClass names it for devices of the DRA driver d"
