@@ -102,6 +102,7 @@ class DeviceTable:
         """How many devices have a slice; these are the first ones."""
         self.is_present = np.zeros(1, bool)
         self.by_driver: dict[str, list[int]] = {}
+        self._arrays: dict[str, Numbers] = {}
         self.identities: dict[tuple[str, str], list[str]] = {}
         """By driver and attribute, which is empty for the name: the values of the driver's devices, in their order."""
         self.is_global: dict[tuple[str, str], bool] = {}
@@ -111,7 +112,9 @@ class DeviceTable:
 
     def numbers(self, driver: str) -> Numbers:
         """The devices of a driver that have a slice."""
-        return np.array(self.by_driver.get(driver, ()), np.intp)
+        if driver not in self._arrays:
+            self._arrays[driver] = np.array(self.by_driver.get(driver, ()), np.intp)
+        return self._arrays[driver]
 
     def add_slice(self, item: SliceDevices, attributes: Sequence[str], known: set[DeviceId]) -> None:
         """Add the devices of a slice, without those in `known`, which are then added to it: a pool with two devices of
@@ -215,13 +218,17 @@ def match_series(
         if not len(numbers) % _PART:
             yield
     used = set(identities)
+    yield
     left = [
         position
         for identity, position in positions.items()
         if identity not in used and (identity[0] or not used)
     ]
     yield
-    of_devices, at = np.array(numbers, np.intp), np.array([positions[each] for each in identities], np.intp)
+    found_at = [positions[identity] for identity in identities]
+    yield
+    of_devices, at = np.array(numbers, np.intp), np.array(found_at, np.intp)
+    yield
     has_sample = at < len(names.names)
     devices = NodeNames(tuple(table.index.names[of_devices[has_sample]].tolist()))
     devices.set_numbers(table.index, of_devices[has_sample])

@@ -53,6 +53,8 @@ ABSENT_S: Final = 3600.0
 """Devices between two yields."""
 _MAX_NAMED: Final = 5
 _MAX_TEXT: Final = 80
+_MAX_COMPARED: Final = 1000
+"""Values of an attribute among which the closest one is looked for."""
 
 
 class DeviceInputs(NamedTuple):
@@ -343,8 +345,8 @@ def _unmatched_text(place: str, rule: DeviceRule, evaluation: _Evaluation, table
         return f"{place}: no ResourceSlice has devices of the driver {driver}" + did_you_mean(
             driver, [*table.attribute_names]
         )
-    values = [value for value in table.identities.get((driver, attribute), []) if value]
-    if not values:
+    values = table.identities.get((driver, attribute), [])
+    if not any(values):
         names = sorted(table.attribute_names.get(driver, ()))
         listed = f": found {', '.join(names[:20])}" if names else ""
         return (
@@ -356,8 +358,13 @@ def _unmatched_text(place: str, rule: DeviceRule, evaluation: _Evaluation, table
     label = rule.parts[0].device_label
     where = f"the attribute {attribute}" if attribute else "the name"
     example = match.unmatched[0]
-    closest = closest_name(comparable_identity(example), values[:1000])
-    hint = f"; the closest value is {_quoted(closest)}" if closest else f"; a device has {_quoted(values[0])}"
+    examples = [value for value in values[:_MAX_COMPARED] if value]
+    closest = closest_name(comparable_identity(example), examples)
+    hint = (
+        f"; the closest value is {_quoted(closest)}"
+        if closest
+        else f"; a device has {_quoted(next(filter(None, values)))}"
+    )
     return (
         f"{place}: {match.unmatched_count} values of the label {_quoted(label)}, such as {_quoted(example)}, are"
         f" {where} of no device of the driver {driver}{hint}"
