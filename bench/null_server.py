@@ -2,17 +2,20 @@
 
     python -m bench.null_server --cert FILE --key FILE --client-ca FILE /scheduler/filter=FILE …
 
+With `PATH=` the response names all nodes of the request, as a filter that rejects none.
+
 Its time is the cost of TLS, HTTP and copying the bytes; the rest of an extender's time is its own.
 """
 
 import asyncio
 from pathlib import Path
 
+import msgspec
 import uvloop
 
 from bench import server_command_line
 from nodewise.observe.metrics_registry import MetricsRegistry
-from nodewise.server.application import Application, Handler, Response, Route
+from nodewise.server.application import Application, Handler, Request, Response, Route
 from nodewise.server.options import ServeOptions
 from nodewise.server.server import HttpServer
 
@@ -20,6 +23,15 @@ from nodewise.server.server import HttpServer
 def _fixed_response(body: bytes) -> Handler:
     response = Response(200, body)
     return lambda _request: response
+
+
+class _Candidates(msgspec.Struct):
+    names: msgspec.Raw = msgspec.field(name="NodeNames")
+
+
+def _accept_all(request: Request) -> Response:
+    names = msgspec.json.decode(request.body, type=_Candidates).names
+    return Response(200, b'{"NodeNames":' + bytes(names) + b"}")
 
 
 async def _serve(options: ServeOptions, routes: list[Route]) -> None:
@@ -39,7 +51,10 @@ def main() -> None:
     parser.add_argument("answers", nargs="+", metavar="PATH=FILE")
     arguments = parser.parse_args()
     pairs = (answer.split("=", 1) for answer in arguments.answers)
-    routes = [Route("POST", path, _fixed_response(Path(file).read_bytes())) for path, file in pairs]
+    routes = [
+        Route("POST", path, _fixed_response(Path(file).read_bytes()) if file else _accept_all)
+        for path, file in pairs
+    ]
     options = ServeOptions(
         address="127.0.0.1", port=0, cert=arguments.cert, key=arguments.key, client_ca=arguments.client_ca
     )

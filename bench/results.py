@@ -67,6 +67,7 @@ LABEL_WRITES: Final = "label_writes"
 NOVEMBER, SHARDS = "november", "shards"
 BACKTEST, BACKTEST_REAL, MUTANTS, COMMANDS = "backtest", "backtest_real", "mutants", "commands"
 RECORDING: Final = "recording"
+DEVICES, DEVICES_SIMULATED = "devices", "devices_simulated"
 PARTS: Final[Mapping[str, str]] = {
     NAMES: "filter and prioritize, names",
     WHOLE_NODES: "filter and prioritize, whole nodes",
@@ -90,6 +91,8 @@ PARTS: Final[Mapping[str, str]] = {
     TENANTS: "a tenant beside a hostile one at every limit (`python -m bench.hostile_tenant`)",
     BACKTEST: "7 days of 1,000 nodes, a step per minute, three rules (`python -m bench.policy_backtest`)",
     BACKTEST_REAL: "the same with a real Prometheus (`python -m bench.policy_backtest --real`)",
+    DEVICES: "DRA devices, a real kube-scheduler and the trace openb (`python -m bench.devices`)",
+    DEVICES_SIMULATED: "the trace openb as DRA devices, simulated; independent of the machine",
     MUTANTS: "suites of the shipped policies (`python -m bench.policy_mutants`); independent of the machine",
 }
 
@@ -109,6 +112,34 @@ def bursts_key(agents: str) -> str:
 
 
 FIGURES: Final[Mapping[str, Figure]] = {
+    "devices_allocated_nodewise_pct": Figure(
+        DEVICES, "part of openb: allocated GPUs at 100 % demand, placement `fragmentation`", "%", at_least=95
+    ),
+    "devices_allocated_default_pct": Figure(DEVICES, "the same with kube-scheduler's default profile", "%"),
+    "devices_allocated_most_allocated_pct": Figure(DEVICES, "the same with MostAllocated", "%"),
+    "devices_simulated_nodewise_pct": Figure(
+        DEVICES_SIMULATED, "the same part simulated: `fragmentation`", "%"
+    ),
+    "devices_simulated_default_pct": Figure(
+        DEVICES_SIMULATED, "the same part simulated: default profile", "%"
+    ),
+    "devices_simulated_most_allocated_pct": Figure(
+        DEVICES_SIMULATED, "the same part simulated: MostAllocated", "%"
+    ),
+    "devices_simulated_all_nodewise_pct": Figure(
+        DEVICES_SIMULATED, "all nodes simulated: `fragmentation`", "%"
+    ),
+    "devices_simulated_all_default_pct": Figure(
+        DEVICES_SIMULATED, "all nodes simulated: default profile", "%"
+    ),
+    "devices_simulated_all_most_allocated_pct": Figure(
+        DEVICES_SIMULATED, "all nodes simulated: MostAllocated", "%"
+    ),
+    "devices_predicted_pct": Figure(
+        DEVICES, "predicted device is the allocated one, 500 pods on equal nodes", "%", at_least=95
+    ),
+    "devices_bind_rate": Figure(DEVICES, "pods with claims bound per second", "1/s"),
+    "devices_bind_ratio": Figure(DEVICES, "the same, ratio to an extender that does nothing", at_least=0.9),
     "filter_names_5000_p50_ms": Figure(NAMES, "filter, names: median", "ms", 1.5),
     "filter_names_5000_p99_ms": Figure(NAMES, "filter, names: 99th percentile", "ms"),
     "filter_names_5000_ratio": Figure(NAMES, "filter, names: median, ratio to the no-op server", at_most=1.5),

@@ -16,6 +16,7 @@ from typing import Any, Final, NamedTuple
 
 from nodewise.base import quantity
 from nodewise.base.quantity import Quantity
+from nodewise.devices.device_selectors import evaluation_steps
 from nodewise.devices.resource_claims import (
     ClaimRequest,
     DeviceClass,
@@ -39,8 +40,9 @@ from nodewise.devices.resource_slices import (
 )
 from nodewise.kube.pod_requests import RequestingContainer, RequestingSpec
 
-MOST_STEPS: Final = 2_000
-"""Devices that a search takes at most. Real claims need a few times their number of devices."""
+MOST_STEPS: Final = 4_000
+"""Steps of a search at most: devices that are examined, and evaluations of selectors. A step takes about 10
+microseconds. Real claims need a few times the devices of the node."""
 _MOST_DEVICES: Final = 32
 """The most devices of a claim in the API."""
 
@@ -80,6 +82,13 @@ class NotPredicted(NamedTuple):
     reason: str
 
 
+class SearchBudget:
+    """The steps that are left for several searches."""
+
+    def __init__(self, steps: int) -> None:
+        self.left = steps
+
+
 Prediction = tuple[PredictedDevice, ...] | NotPredicted | None
 """None: the claims do not fit the node."""
 
@@ -94,10 +103,14 @@ def predict_devices(
     classes: Mapping[str, DeviceClass],
     use: DeviceUse,
     matches: Matches,
+    budget: SearchBudget | None = None,
 ) -> Prediction:
-    """Predict the devices of claims without an allocation, on a node with these pools."""
+    """Predict the devices of claims without an allocation, on a node with these pools.
+
+    If the budget is used up, the result is unknown.
+    """
     try:
-        search = _Search(pools, claims, classes, use, matches)
+        search = _Search(pools, claims, classes, use, matches, budget or SearchBudget(MOST_STEPS))
         if search.allocate():
             return tuple(search.result)
     except _UnknownResultError as error:
@@ -143,12 +156,14 @@ class _Search:
         classes: Mapping[str, DeviceClass],
         use: DeviceUse,
         matches: Matches,
+        budget: SearchBudget,
     ) -> None:
         self.result: list[PredictedDevice] = []
         self.problem = ""
         """Why devices of a pool may be missing."""
         self._use, self._matches, self._classes = use, matches, classes
         self._constraints = [claim.constraints for claim in claims]
+        self._budget = budget
         self._steps = 0
         self._taking: Counter[tuple[DeviceId, int]] = Counter()
         """Devices that the claims take alone, by index of the claim."""
@@ -235,9 +250,6 @@ class _Search:
         usable = self._usable(wanted, candidate)
         if usable is None:
             return False
-        self._steps += 1
-        if self._steps > MOST_STEPS:
-            raise _UnknownResultError(f"the search takes more than {MOST_STEPS} steps")
         consumed, counters = usable
         device, claim, is_shared = candidate.device, wanted.claim, candidate.device.allow_multiple_allocations
         self.result.append(
@@ -263,10 +275,17 @@ class _Search:
         self.result.pop()
         return False
 
+    def _count_steps(self, steps: int) -> None:
+        self._steps += steps
+        self._budget.left -= steps
+        if self._steps > MOST_STEPS or self._budget.left < 0:
+            raise _UnknownResultError(f"the search takes more than {MOST_STEPS} steps")
+
     def _usable(  # complexity: one branch for each condition
         self, wanted: _Wanted, candidate: _Candidate
     ) -> tuple[Amounts, Counter[tuple[str, str]]] | None:
         """The capacity and the counters that a device takes for a request; None if the request cannot have it."""
+        self._count_steps(1)
         device = candidate.device
         if wanted.request.is_admin_access:
             if self._taking[candidate.id, wanted.claim] and not device.allow_multiple_allocations:
@@ -287,6 +306,7 @@ class _Search:
 
     def _is_selected(self, wanted: _Wanted, device: Device) -> bool:
         for expression in wanted.selectors:
+            self._count_steps(evaluation_steps(expression))
             is_match = self._matches(expression, device)
             if is_match is None:
                 raise _UnknownResultError(f"selector of request {wanted.path} cannot be evaluated")

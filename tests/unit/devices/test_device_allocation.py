@@ -6,6 +6,7 @@ from nodewise.devices.device_allocation import (
     DeviceUse,
     NotPredicted,
     Prediction,
+    SearchBudget,
     blocked_devices,
     claim_of_extended_resources,
     predict_devices,
@@ -98,6 +99,17 @@ def test_search_of_a_hostile_claim_ends_without_a_prediction() -> None:
     result = predict([pool("p", *devices)], *wanted, impossible)
     assert isinstance(result, NotPredicted)
     assert "steps" in result.reason
+
+
+def test_budget_ends_searches_and_loops_cost_more() -> None:
+    pools = [pool("p", *[device(f"g{at}") for at in range(100)])]
+    budget = SearchBudget(150)
+    looping = DeviceRequest("r", "gpu", selectors=("[1].exists(x, x == 2)",))
+    assert predict_devices(pools, [claim(gpus(20))], CLASSES, NOTHING_IN_USE, device_matches, budget)
+    assert budget.left == 130
+    result = predict_devices(pools, [claim(looping)], CLASSES, NOTHING_IN_USE, device_matches, budget)
+    assert isinstance(result, NotPredicted)
+    assert budget.left < 0
 
 
 def test_device_whose_counters_are_used_up_is_blocked() -> None:

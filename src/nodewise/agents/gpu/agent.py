@@ -232,9 +232,11 @@ class GpuAgent(
             return None
         inputs = self._placement_inputs_of(agent_state)
         wanted = device_placement.device_demand(pod, agent_state.claims, agent_state.device_classes)
-        if wanted.claims:
+        if wanted.reason:
+            return None
+        if wanted.claims or (agent_state.device_layout.nodes and not demand.wants_gpus):
             return self._score_devices(pod, demand, wanted, candidates, snapshot, agent_state)
-        if wanted.reason or not inputs.prefers_nodes(demand):
+        if not inputs.prefers_nodes(demand):
             return None
         rows, fitted = agent_state.layout.rows[candidates.numbers], None
         if demand.wants_gpus:
@@ -266,7 +268,7 @@ class GpuAgent(
         devices, classes = agent_state.device_layout, agent_state.device_classes
         return self._predictions.score(devices, classes, wanted, columns)
 
-    def _score_devices(
+    def _score_devices(  # complexity: nodes of both forms
         self,
         pod: GpuPod,
         demand: Demand,
@@ -283,30 +285,35 @@ class GpuAgent(
             workload=devices.workload,
             cpu_free=agent_state.device_cpu_free,
         )
-        alike = device_placement.equivalent_demand(pod, demand)
+        alike = device_placement.equivalent_demand(pod, demand, wanted)
         if not inputs.prefers_nodes(alike):
             return None
-        left = np.ones(len(candidates), bool)
+        columns = devices.layout.rows[candidates.numbers]
         if demand.wants_gpus:
             left = self._left_to_scheduler(demand, agent_state, candidates)
-        columns = np.where(left, devices.layout.rows[candidates.numbers], len(devices.nodes))
+            columns = np.where(left, columns, len(devices.nodes))
+        else:
+            left = (columns < len(devices.nodes)) | bool(wanted.claims)
         scored = self._predicted_devices(wanted, columns, snapshot, agent_state)
         keys = placements.node_sort_keys(inputs, scored.before, scored.after, scored.taken, alike)
         fits = scored.fits
         if not left.all():
             gpu_inputs = self._placement_inputs_of(agent_state)
             rows = agent_state.layout.rows[candidates.numbers]
-            fitted = fit(agent_state.layout, rows, demand, placements.gpu_order(gpu_inputs, demand))
-            gpu_keys = placements.node_keys(gpu_inputs, agent_state.layout, rows, demand, fitted)
+            plain = demand if demand.wants_gpus else alike
+            fitted = None
+            if demand.wants_gpus:
+                fitted = fit(agent_state.layout, rows, demand, placements.gpu_order(gpu_inputs, demand))
+            gpu_keys = placements.node_keys(gpu_inputs, agent_state.layout, rows, plain, fitted)
             keys = [np.where(left, *pair) for pair in zip(keys, gpu_keys, strict=False)]
-            fits = np.where(left, fits, fitted.codes == 0)
+            fits = np.where(left, fits, True if fitted is None else fitted.codes == 0)
         points = placements.scores_from_sort_keys([*keys, placements.mixed_order(candidates.numbers)], fits)
         best = int(points.argmax()) if len(points) else 0
-        if len(points) and scored.fits[best] and self._is_serving:
+        if wanted.claims and len(points) and scored.fits[best] and self._is_serving:
             key = pod.metadata.namespace, pod.metadata.name
             node = str(snapshot.nodes.names[candidates.numbers[best]])
             self._predictions.expect(key, wanted, devices, node, snapshot.at)
-        return Scores(points, details=scored.details)
+        return Scores(points, details=scored.details if wanted.claims else None)
 
     def preempt(self, pod: GpuPod, candidates: Names, snapshot: Snapshot, victims: Victims) -> Verdict | None:
         demand = self.demand_of(pod)

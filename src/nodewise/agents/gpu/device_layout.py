@@ -208,7 +208,8 @@ def _node_column(devices: NodeDevices) -> tuple[NodeGpus, _ColumnUse]:
     incomplete = {each.pool.id for each in devices.pools if each.pool.problem}
     held, unusable = {}, set()
     for position, device in zip(_POSITIONS, every, strict=False):
-        is_tainted = any(taint.effect in ("NoSchedule", "NoExecute") for taint in device.taints)
+        taints = (*device.taints, *use.taints.get(device.id, ()))
+        is_tainted = any(taint.effect in ("NoSchedule", "NoExecute") for taint in taints)
         if is_tainted or device.id.pool_id in incomplete:
             unusable.add(position)
         taken = device.id in use.taken or device.id in blocked
@@ -221,7 +222,7 @@ def _node_column(devices: NodeDevices) -> tuple[NodeGpus, _ColumnUse]:
 
 
 def device_use(devices: NodeDevices) -> DeviceUse:
-    """Which devices of a node are not free."""
+    """Which devices of a node are not free, and the taints of rules."""
     taken: set[DeviceId] = set()
     shared: dict[DeviceId, resource_slices.Amounts] = {}
     for device, holders in devices.holders.items():
@@ -229,7 +230,10 @@ def device_use(devices: NodeDevices) -> DeviceUse:
             shared[device] = device_inventory.consumed_capacity(holders)
         else:
             taken.add(device)
-    return DeviceUse(taken, shared)
+    taints = {
+        device: tuple(rule.spec.taint for rule in rules) for device, rules in devices.taint_rules.items()
+    }
+    return DeviceUse(taken, shared, taints)
 
 
 def device_milli(device: Device, consumed: resource_slices.Amounts) -> int:

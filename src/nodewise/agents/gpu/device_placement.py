@@ -28,7 +28,13 @@ from nodewise.agents.gpu.gpu_pod_fields import PLACEMENT, AllocatedPod, GpuPod, 
 from nodewise.agents.gpu.options import PLACEMENTS
 from nodewise.agents.gpu.pod_gpu_requests import ContainerDemand, Demand
 from nodewise.devices import device_allocation, resource_claims
-from nodewise.devices.device_allocation import DeviceUse, NotPredicted, PredictedDevice, predict_devices
+from nodewise.devices.device_allocation import (
+    DeviceUse,
+    NotPredicted,
+    PredictedDevice,
+    SearchBudget,
+    predict_devices,
+)
 from nodewise.devices.device_inventory import DeviceInventory, NodeDevices
 from nodewise.devices.device_selectors import device_matches
 from nodewise.devices.resource_claims import DeviceClass, ResourceClaim
@@ -36,8 +42,11 @@ from nodewise.devices.resource_slices import Device, DeviceId
 
 _MOST_REQUESTS: Final = 64
 """Different requests whose predictions are kept. Tenants choose how many there are."""
-_MOST_PREDICTIONS: Final = 512
-"""Nodes that are predicted for one pod, besides those that are known: about 10 ms. Further nodes have no points."""
+_MOST_RESULTS: Final = 4096
+"""Different predictions of one request; with more, all are forgotten."""
+_MOST_STEPS: Final = 6_000
+"""Steps of the searches for one pod: at most about 60 ms, and 10 ms for 500 nodes that changed. Further nodes have no
+points until the next pod with this request."""
 _EXPECTED_S: Final = 10.0
 """After this time an allocation that was not seen does not count."""
 
@@ -87,12 +96,15 @@ def device_demand(
     return DeviceDemand(tuple(wanted), tuple(keys))
 
 
-def equivalent_demand(pod: GpuPod, demand: Demand) -> Demand:
-    """A demand of one device for the placement of the pod, which takes the devices that are predicted."""
+def equivalent_demand(pod: GpuPod, demand: Demand, wanted: DeviceDemand) -> Demand:
+    """A demand of one device for the placement of the pod, which takes the devices that are predicted.
+
+    A pod without claims has none: its CPU is best taken from nodes where no free device needs it.
+    """
     word = (pod.metadata.annotations or {}).get(PLACEMENT)
     placement = demand.placement or next((each for each in PLACEMENTS if each == word), None)
-    container = ContainerDemand("devices", 1, Amounts({DEVICE: WHOLE}))
-    return Demand((container,), placement=placement, cpu_milli=cpu_milli(pod))
+    containers = (ContainerDemand("devices", 1, Amounts({DEVICE: WHOLE})),) if wanted.claims else ()
+    return Demand(containers, placement=placement, cpu_milli=cpu_milli(pod))
 
 
 class _Placement(NamedTuple):
@@ -204,11 +216,13 @@ class DevicePredictions:
         known = self._known(devices, classes, demand)
         stale = columns[devices.versions[columns] != known.versions[columns]]
         stale = stale[stale < len(devices.nodes)]
-        for column in stale[:_MOST_PREDICTIONS].tolist():
+        budget = SearchBudget(_MOST_STEPS)
+        for column in stale.tolist():
             of_node = devices.nodes[column][1]
-            known.codes[column] = known.code(
-                self._predict(demand, of_node, device_layout.device_use(of_node))
-            )
+            result = self._predict(demand, of_node, device_layout.device_use(of_node), budget)
+            if budget.left < 0:
+                break
+            known.codes[column] = known.code(result)
             known.versions[column] = devices.versions[column]
         codes = known.codes[columns]
         codes[devices.versions[columns] != known.versions[columns]] = known.code(_NOT_EXAMINED)
@@ -220,18 +234,21 @@ class DevicePredictions:
                 for at in np.flatnonzero(columns == devices.columns.get(name, -1)).tolist():
                     of_node = devices.nodes[columns[at]][1]
                     use = _add_expected(device_layout.device_use(of_node), of_pods)
-                    codes[at] = known.code(self._predict(demand, of_node, use))
+                    codes[at] = known.code(self._predict(demand, of_node, use, budget))
                     every = device_layout.ordered_devices(of_node)
                     pending[:, at] = [*_milli_by_position(every, of_pods, len(pending))]
             before.take_amounts(DEVICE, pending)
         table = np.zeros((len(known.results), devices.layout.most_gpus), np.int64)
-        for code, result in enumerate(known.results):
+        fits_by_code = np.zeros(len(known.results), bool)
+        for code in np.unique(codes).tolist():
+            result = known.results[code]
             if isinstance(result, _Placement):
+                fits_by_code[code] = True
                 table[code, [position for position, _ in result.milli]] = [milli for _, milli in result.milli]
         amounts = table[codes].T
         after = before.fork()
         after.take_amounts(DEVICE, amounts)
-        fits = np.array([isinstance(result, _Placement) for result in known.results])[codes]
+        fits = fits_by_code[codes]
         details = DeviceDetails(codes, known.results, columns, devices.names)
         return DeviceScores(fits, before, after, amounts > 0, details)
 
@@ -269,7 +286,11 @@ class DevicePredictions:
             self._by_request.clear()
             self._classes = classes
         known = self._by_request.pop(demand.key, None)
-        if known is None or len(known.versions) != len(devices.versions):
+        if (
+            known is None
+            or len(known.versions) != len(devices.versions)
+            or len(known.results) > _MOST_RESULTS
+        ):
             size = len(devices.versions)
             known = _Known(np.full(size, -1, np.int64), np.zeros(size, np.int32), [], {})
             known.code(_DOES_NOT_FIT)
@@ -279,11 +300,13 @@ class DevicePredictions:
             self._by_request.popitem(last=False)
         return known
 
-    def _predict(self, demand: DeviceDemand, devices: NodeDevices, use: DeviceUse) -> _Placement | str:
+    def _predict(
+        self, demand: DeviceDemand, devices: NodeDevices, use: DeviceUse, budget: SearchBudget
+    ) -> _Placement | str:
         """What a node gives to a demand; the reason if it is not known."""
         if demand.reason:
             return demand.reason
-        prediction = predict_devices(devices.pools, demand.claims, self._classes, use, device_matches)
+        prediction = predict_devices(devices.pools, demand.claims, self._classes, use, device_matches, budget)
         if prediction is None:
             return _DOES_NOT_FIT
         if isinstance(prediction, NotPredicted):

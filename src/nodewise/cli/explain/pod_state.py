@@ -17,10 +17,17 @@ from nodewise.agents.telemetry import KIND
 from nodewise.base import clock
 from nodewise.base.errors import UNREADABLE, BadInput, NodewiseError, Problem, Refused, did_you_mean
 from nodewise.cli.completion import ListedNames, list_names
+from nodewise.devices import resource_claims
+from nodewise.devices.resource_claims import (
+    ClaimingPodSpec,
+    ClaimingPodStatus,
+    PodClaimReference,
+    ResourceClaimObject,
+)
 from nodewise.engine import object_feed
 from nodewise.kube.api_server_interface import Api, NotFound
 from nodewise.kube.leader_election import CONTROLLER_LEASE, EVALUATION_ANNOTATION, EXTENDER_LEASE
-from nodewise.kube.resource_kinds import LEASES, NODES, PODS, Resource
+from nodewise.kube.resource_kinds import LEASES, NODES, PODS, RESOURCE_CLAIMS, Resource
 from nodewise.kube.resource_kinds import NAMESPACES as NAMESPACE_RESOURCE
 from nodewise.policies import policy_selection
 from nodewise.policies.agent import find_misspelt_policy_label
@@ -44,6 +51,7 @@ from nodewise.policies.verdict_labels import (
 )
 
 _MOST_RULES: Final = 10
+_MOST_CLAIMS: Final = 8
 _CONDITION: Final = re.compile(r"[A-Za-z]+ is (?:True|False|Unknown): (?P<message>.*)", re.DOTALL)
 _SYNC_PERIOD_S: Final = 5.0
 """Only ages of metrics depend on it."""
@@ -197,6 +205,8 @@ class PodState(NamedTuple):
     """The TASPolicy that its label names; None without the label."""
     misspelt: str = ""
     """A label key that is nearly the one that names a policy; empty if there is none."""
+    devices: tuple[str, ...] = ()
+    """The DRA devices of its claims, such as `gpu: gpu-3, gpu-4`."""
 
 
 class PodReadResult(NamedTuple):
@@ -234,6 +244,7 @@ class _Spec(NodeConstraints, frozen=True):
     nodeName: str = ""  # noqa: N815 - the API's name
     schedulerName: str = DEFAULT_SCHEDULER  # noqa: N815
     schedulingGates: tuple[_Gate, ...] | None = None  # noqa: N815
+    resourceClaims: tuple[PodClaimReference, ...] | None = None  # noqa: N815
     containers: tuple[_Container, ...] | None = None
     initContainers: tuple[_Container, ...] | None = None  # noqa: N815
 
@@ -245,7 +256,7 @@ class _Condition(msgspec.Struct, frozen=True):
     message: str = ""
 
 
-class _Status(msgspec.Struct, frozen=True):
+class _Status(ClaimingPodStatus, frozen=True, rename="camel"):
     phase: str = ""
     conditions: tuple[_Condition, ...] | None = None
 
@@ -295,7 +306,7 @@ async def read_pod(
         return PodReadResult(None, gone=True, missing=missing)
     except NodewiseError as error:
         return PodReadResult(None, error=str(error))
-    state = to_pod_state(pod)
+    state = to_pod_state(pod)._replace(devices=await _read_devices(api, namespace, pod, timeout_s))
     try:
         policies = await _read_pod_policies(api, body, own_namespace)
         native = await _read_native_state(api, pod, policies.by_label, own_namespace)
@@ -308,6 +319,21 @@ async def read_pod(
         missing_policy=policies.missing,
         native=native,
     )
+
+
+async def _read_devices(api: Api, namespace: str, pod: _Pod, timeout_s: float) -> tuple[str, ...]:
+    """The devices of the pod's claims by request; without the right to read claims, none."""
+    by_request: dict[str, list[str]] = {}
+    claims = resource_claims.claims_of_pod(ClaimingPodSpec(pod.spec.resourceClaims), pod.status)
+    for name in [each.claim for each in claims if each.claim][:_MOST_CLAIMS]:
+        try:
+            body = await api.get(RESOURCE_CLAIMS.path(namespace, name), timeout_s=timeout_s)
+            claim = resource_claims.parse_resource_claim(msgspec.json.decode(body, type=ResourceClaimObject))
+        except (NodewiseError, *UNREADABLE):
+            continue
+        for each in claim.devices:
+            by_request.setdefault(each.request, []).append(each.device.device)
+    return tuple(f"{request}: {', '.join(devices)}" for request, devices in by_request.items())
 
 
 def decode_pod(body: bytes) -> _Pod:

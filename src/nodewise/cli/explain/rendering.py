@@ -618,6 +618,8 @@ def _scheduling_result_lines(pod_explanation: PodExplanation, explanation: Expla
 def _explanation_remark_lines(state: PodState | None, explanation: Explanation) -> Iterator[str]:
     if state and state.message:
         yield f"kube-scheduler: {state.message}"
+    if state and state.node and state.devices:
+        yield f"kube-scheduler allocated devices {'; '.join(state.devices)}"
     if state and state.uid and explanation.attempt.main_decision.pod.uid not in {"", state.uid}:
         yield "this attempt was about an earlier pod of that name"
     elif state and state.node:

@@ -17,4 +17,5 @@ SHIPPED_POLICIES: Final[Mapping[str, str]] = {
     "ValidatingAdmissionPolicy/nodewise-native-gate": "55c8fa4b80041393",
     "MutatingAdmissionPolicy/nodewise-extender-pods": "7de7e1fd71711133",
     "MutatingAdmissionPolicy/nodewise-extender-pods-cluster": "95ecd6cc338f48d2",
+    "MutatingAdmissionPolicy/nodewise-extender-pods-claims": "a7c51aa8c0ca5455",
 }

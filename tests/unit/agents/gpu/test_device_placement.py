@@ -15,7 +15,13 @@ from nodewise.agents.gpu.options import GpuOptions, Placement
 from nodewise.agents.gpu.state import NAME, GpuStateBuilder
 from nodewise.agents.gpu.vendor_resource_names import GENERIC
 from nodewise.base import cooperative_scheduling
-from nodewise.devices.device_inventory import DEVICE_CLASSES, RESOURCE_CLAIMS, RESOURCE_SLICES
+from nodewise.devices.device_inventory import (
+    DEVICE_CLASSES,
+    DEVICE_TAINT_RULES,
+    RESOURCE_CLAIMS,
+    RESOURCE_SLICES,
+)
+from nodewise.devices.device_taint_rules import DeviceTaintRule
 from nodewise.devices.resource_claims import (
     DeviceClassObject,
     ResourceClaimObject,
@@ -78,6 +84,7 @@ class Cluster:
         kinds: dict[str, tuple[str, Any, Any]] = {
             "DeviceClass": (DEVICE_CLASSES, DeviceClassObject, parse_device_class),
             "ResourceClaim": (RESOURCE_CLAIMS, ResourceClaimObject, parse_resource_claim),
+            "DeviceTaintRule": (DEVICE_TAINT_RULES, DeviceTaintRule, lambda rule: rule),
             "ResourceSlice": (RESOURCE_SLICES, ResourceSliceObject, parse_resource_slice),
         }
         before = self._objects
@@ -139,6 +146,14 @@ def test_node_where_the_claim_does_not_fit_has_no_points_and_is_not_rejected() -
     assert points[2] == 0
     assert points[1] == 10
     assert details[2] == "the claims do not fit the free devices"
+
+
+def test_device_that_a_rule_taints_is_not_predicted() -> None:
+    cluster = Cluster("pack", *THREE, *HELD, claim("c"))
+    rule = device_objects.taint_rule("r", driver=device_objects.DRIVER, pool="n2", device="gpu-1")
+    assert cluster.decide(pod("p", "c"))[1][2] == "devices gpu: gpu-1"
+    cluster.apply(CLASS, *THREE, *HELD, claim("c"), rule, now=60.0)
+    assert cluster.decide(pod("q", "c"))[1][2] == "devices gpu: gpu-3"
 
 
 def test_extended_resource_is_predicted_as_the_claim_that_kube_scheduler_creates() -> None:

@@ -1,0 +1,346 @@
+"""Placement of pods with DRA devices, with a real kube-scheduler.
+
+    python -m bench.devices --nodes openb_node_list_gpu_node.csv --pods openb_pod_list_default.csv
+
+The published trace openb becomes ResourceSlices and ResourceClaims: a GPU is a device that claims share by thousandths,
+and an accepted model is a CEL selector. Pods are drawn from the trace until they request as many GPUs as there are. The
+allocated share of all GPUs is measured with kube-scheduler's default profile, with MostAllocated, and with nodewise, on
+a part of the nodes; with `--simulate` the same part and all nodes are simulated. All pods are sent to nodewise.
+
+On equal nodes with eight devices, pods with one device each are bound by kube-scheduler with nodewise, which predicts
+the device, and with an extender that does nothing.
+"""
+
+import argparse
+import contextlib
+import tempfile
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Final, NamedTuple
+
+import httpx2
+import numpy as np
+from tests.cluster import (
+    controlplane,
+    device_objects,
+    extender_process,
+    gpu_cluster,
+    kubernetes_objects,
+    namespace_sandboxes,
+    program_cache,
+)
+from tests.cluster.api_client import Object
+from tests.cluster.extender_process import LIMITS, CertificateFiles
+from tests.cluster.namespace_sandboxes import Sandbox, wait
+
+from bench import benchmark_servers, report, results, scheduler_bind_rounds
+from bench.alternating_rounds import of_rounds
+from bench.progress_lines import report_progress_line
+from bench.results import DEVICES, DEVICES_SIMULATED, MachineLoad, Measurement
+from nodewise.agents.gpu.options import Placement
+from nodewise.scheduling_model import device_trace_replay, gpu_trace_replay
+from nodewise.scheduling_model.gpu_trace_replay import GPU_MILLI, Trace, TraceNode, TracePod
+
+DEFAULT, MOST_ALLOCATED, NODEWISE, NOTHING = "default", "most_allocated", "nodewise", "nothing"
+MANAGED: Final = [{"name": next(iter(LIMITS)), "ignoredByScheduler": True}]
+WEIGHT: Final = 20
+EQUAL_NODES: Final = 64
+DEVICES_PER_NODE: Final = 8
+BOUND_PODS: Final = 500
+EQUAL_ROUNDS: Final = 3
+QUIET_S: Final = 3.0
+"""A round ends when no pod was bound or rejected for this time."""
+
+
+class Setting(NamedTuple):
+    """The control plane of all rounds."""
+
+    sandbox: Sandbox
+    folder: Path
+    certificates: CertificateFiles
+
+
+class TraceRound(NamedTuple):
+    """A round on the trace."""
+
+    allocated_pct: float
+    """Allocated share of all GPUs."""
+    pods: int
+    bound: int
+    rate: float
+
+
+class EqualRound(NamedTuple):
+    """A round on equal nodes."""
+
+    rate: float
+    """Bound pods per second, without the first ones."""
+    bound: int
+    predicted: int
+    """Pods whose predicted device is the allocated one."""
+
+
+def part_of(trace: Trace, nodes: int) -> Trace:
+    """Nodes in equal distances."""
+    return Trace(trace.nodes[:: max(len(trace.nodes) // nodes, 1)][:nodes], trace.pods)
+
+
+def draw(trace: Trace, seed: int) -> list[TracePod]:
+    """Pods of the trace that request as many GPUs as there are."""
+    random, requested = np.random.default_rng(seed), 0
+    drawn: list[TracePod] = []
+    while requested < trace.gpus_milli:
+        drawn.append(trace.pods[int(random.integers(len(trace.pods)))])
+        requested += drawn[-1].total_gpu_demand_milli
+    return drawn
+
+
+def node_objects(node: TraceNode) -> list[Object]:
+    """The Node and the ResourceSlice."""
+    cpu, memory = f"{node.cpu_milli}m", f"{node.memory_mib}Mi"
+    return [
+        kubernetes_objects.node(node.name, cpu=cpu, memory=memory, pods=1000),
+        device_trace_replay.slice_document(node),
+    ]
+
+
+def pod_objects(name: str, pod: TracePod, limits: Mapping[str, str]) -> list[Object]:
+    """The ResourceClaim, for a pod with GPUs, and the Pod. With the limits, kube-scheduler calls an extender."""
+    cpu, memory = f"{pod.cpu_milli}m", f"{pod.memory_mib}Mi"
+    if not pod.gpus:
+        return [kubernetes_objects.pod(name, cpu=cpu, memory=memory, limits=limits)]
+    return [
+        device_trace_replay.claim_document(name, pod),
+        device_objects.claiming_pod(name, name, cpu=cpu, memory=memory, limits=limits),
+    ]
+
+
+@contextlib.contextmanager
+def contender(setting: Setting, name: str, placement: str = "fragmentation") -> Iterator[tuple[Object, str]]:
+    """The scheduler configuration of a contender, and the address of nodewise's decisions; empty without nodewise."""
+    strategy = {"type": "MostAllocated" if name == MOST_ALLOCATED else "LeastAllocated"}
+    strategy |= {"resources": [{"name": "cpu", "weight": 1}, {"name": "memory", "weight": 1}]}
+    plugin = {"name": "NodeResourcesFit", "args": {"scoringStrategy": strategy}}
+    config: Object = {"profiles": [{"schedulerName": "default-scheduler", "pluginConfig": [plugin]}]}
+    with contextlib.ExitStack() as stack:
+        health = ""
+        if name == NODEWISE:
+            words = [f"--gpu-placement={placement}", "--gpu-profile=nvidia"]
+            running = stack.enter_context(
+                gpu_cluster.extender(
+                    setting.sandbox.plane, setting.folder, *words, certificates=setting.certificates
+                )
+            )
+            health = running.health
+            entry = running.entry(managedResources=MANAGED, weight=WEIGHT)
+            config["extenders"] = [entry]
+        elif name == NOTHING:
+            config["extenders"] = [stack.enter_context(_do_nothing(setting))]
+        yield config, health
+
+
+@contextlib.contextmanager
+def _do_nothing(setting: Setting) -> Iterator[Object]:
+    """The entry of an extender that accepts all nodes, and prefers none."""
+    made = setting.certificates
+    certificates = benchmark_servers.Certificates(
+        made.authority.ca_file, made.authority.ca_file, made.server, made.client, made.client
+    )
+    prioritized = setting.folder / "prioritized.json"
+    prioritized.write_text("[]")
+    answers = {"/scheduler/filter": "", "/scheduler/prioritize": str(prioritized)}
+    with benchmark_servers.null_server(setting.folder, certificates, answers) as url:
+        template = extender_process.ExtenderProcess.entry
+        yield template(_Address(url, made), managedResources=MANAGED, weight=WEIGHT)  # type: ignore[arg-type]
+
+
+class _Address(NamedTuple):
+    """What `ExtenderProcess.entry` reads."""
+
+    url: str
+    certificates: CertificateFiles
+
+
+def bind(
+    setting: Setting, config: Object, wanted: Sequence[Sequence[Object]]
+) -> tuple[float, dict[str, str]]:
+    """Create claims and pods, let kube-scheduler bind what fits, and delete them after `visit`.
+
+    Returns pods per second without the first ones, and the node of each bound pod.
+    """
+    plane, path = setting.sandbox.plane, f"/api/v1/namespaces/{setting.sandbox.namespace}/pods"
+    for objects in ([each[0] for each in wanted if len(each) > 1], [each[-1] for each in wanted]):
+        scheduler_bind_rounds.run_concurrently(setting.sandbox.put, objects)
+    with (
+        scheduler_bind_rounds.watching(plane, path) as watch,
+        plane.start_scheduler(
+            {"clientConnection": scheduler_bind_rounds.RAISED_LIMITS} | config, verbosity=0
+        ),
+    ):
+        seen, since = -1, time.monotonic()
+        while len(watch.at_s) < len(wanted) and time.monotonic() - since < QUIET_S:
+            if (now := len(watch.at_s) + len(watch.rejected)) != seen:
+                seen, since = now, time.monotonic()
+            time.sleep(0.1)
+    rate = scheduler_bind_rounds.rate(watch.at_s.values(), scheduler_bind_rounds.EXCLUDED_SHARE)
+    return rate, dict(watch.node_of)
+
+
+def allocated_claims(setting: Setting) -> dict[str, Object]:
+    """The claims with devices, by name."""
+    path = f"/apis/{device_objects.VERSION}/namespaces/{setting.sandbox.namespace}/resourceclaims"
+    items = setting.sandbox.plane.api.get(path)["items"]
+    return {each["metadata"]["name"]: each for each in items if device_objects.allocated(each)}
+
+
+def delete_all(setting: Setting) -> None:
+    """Delete pods, then claims, which a finalizer protects while they are reserved."""
+    api, space = setting.sandbox.plane.api, setting.sandbox.namespace
+    for path in (
+        f"/api/v1/namespaces/{space}/pods",
+        f"/apis/{device_objects.VERSION}/namespaces/{space}/resourceclaims",
+    ):
+        for item in api.get(path)["items"]:
+            if item["metadata"].get("finalizers"):
+                api.patch(f"{path}/{item['metadata']['name']}", {"metadata": {"finalizers": None}})
+        api.delete(path)
+        wait("all are gone", lambda path=path: not api.get(path, limit="1")["items"] or None)  # type: ignore[misc]
+
+
+def trace_round(setting: Setting, name: str, drawn: Sequence[TracePod], gpus_milli: int) -> TraceRound:
+    """Bind the pods of the trace with a contender."""
+    wanted = [
+        pod_objects(f"pod-{number:05d}", pod, LIMITS if name == NODEWISE else {})
+        for number, pod in enumerate(drawn)
+    ]
+    with contender(setting, name) as (config, _):
+        rate, node_of = bind(setting, config, wanted)
+    milli = sum(drawn[int(name[4:])].total_gpu_demand_milli for name in allocated_claims(setting))
+    delete_all(setting)
+    return TraceRound(100 * milli / gpus_milli, len(drawn), len(node_of), round(rate, 1))
+
+
+def equal_nodes_round(setting: Setting, name: str) -> EqualRound:
+    """Bind pods with one device each on equal nodes; with nodewise, compare the predicted devices."""
+    whole = TracePod(100, 64, 1, GPU_MILLI, ())
+    wanted = [pod_objects(f"pod-{number:05d}", whole, LIMITS) for number in range(BOUND_PODS)]
+    with contender(setting, name, "pack") as (config, health):
+        rate, node_of = bind(setting, config, wanted)
+        predicted = _predicted_devices(health, setting.sandbox.namespace, node_of) if health else {}
+    allocated = {
+        pod: device
+        for pod, claim in allocated_claims(setting).items()
+        for *_, device in device_objects.allocated(claim)
+    }
+    equal = sum(predicted.get(pod) == f"devices gpu: {allocated[pod]}" for pod in node_of)
+    delete_all(setting)
+    return EqualRound(round(rate, 1), len(node_of), equal)
+
+
+def _predicted_devices(health: str, namespace: str, node_of: Mapping[str, str]) -> dict[str, str]:
+    """By pod, the devices on its node in nodewise's newest decision."""
+    predicted: dict[str, str] = {}
+    with httpx2.Client(base_url=health, timeout=60, trust_env=False) as client:
+        for pod, node in node_of.items():
+            query = {"namespace": namespace, "pod": pod, "limit": "1"}
+            (newest,) = client.get("/decisions", params=query).json()["decisions"]
+            predicted[pod] = newest.get("details", {}).get(node, {}).get("gpu", "")
+    return predicted
+
+
+def measure(setting: Setting, trace: Trace, nodes: int, seeds: int) -> Measurement:
+    """Measure both parts."""
+    part = part_of(trace, nodes)
+    for node in part.nodes:
+        for each in node_objects(node):
+            setting.sandbox.create(each)
+    rounds: dict[str, list[TraceRound]] = {DEFAULT: [], MOST_ALLOCATED: [], NODEWISE: []}
+    for seed in range(seeds):
+        drawn = draw(part, seed)
+        for name, made in rounds.items():
+            made.append(trace_round(setting, name, drawn, part.gpus_milli))
+            report_progress_line(f"seed {seed}, {name}: {made[-1]}")
+    for path in ("/api/v1/nodes", device_objects.SLICE_PATH):
+        setting.sandbox.plane.api.delete(path)
+    for number in range(EQUAL_NODES):
+        for each in node_objects(TraceNode(f"equal-{number}", 64_000, 262_144, DEVICES_PER_NODE, "X")):
+            setting.sandbox.create(each)
+    equal: dict[str, list[EqualRound]] = {NODEWISE: [], NOTHING: []}
+    for number in range(EQUAL_ROUNDS):
+        for name in [*equal][:: 1 if number % 2 == 0 else -1]:
+            equal[name].append(equal_nodes_round(setting, name))
+            report_progress_line(f"round {number + 1}, {name}: {equal[name][-1]}")
+    ratios = [ours.rate / its.rate for ours, its in zip(equal[NODEWISE], equal[NOTHING], strict=True)]
+    shares = [100 * each.predicted / each.bound for each in equal[NODEWISE]]
+    figures = {
+        **{
+            f"devices_allocated_{name}_pct": of_rounds([each.allocated_pct for each in made], 2)
+            for name, made in rounds.items()
+        },
+        "devices_predicted_pct": of_rounds(shares, 2),
+        "devices_bind_rate": of_rounds([each.rate for each in equal[NODEWISE]], 1),
+        "devices_bind_ratio": of_rounds(ratios, 2),
+    }
+    return Measurement(figures, {}, "", {"devices_rounds": {"trace": rounds, "equal": equal}})
+
+
+def simulate(trace: Trace, drawn: list[TracePod], name: str) -> float:
+    """The allocated share of all GPUs in per cent."""
+    strategy: device_trace_replay.Strategy = "MostAllocated" if name == MOST_ALLOCATED else "LeastAllocated"
+    placement: Placement | None = "fragmentation" if name == NODEWISE else None
+    return device_trace_replay.run(trace, drawn, strategy, placement).allocated_pct
+
+
+def measure_simulation(trace: Trace, nodes: int) -> Measurement:
+    """Simulate the part that kube-scheduler places, and all nodes."""
+    figures = {}
+    for key, cluster_part in (("", part_of(trace, nodes)), ("all_", trace)):
+        drawn = draw(cluster_part, 0)
+        for name in (DEFAULT, MOST_ALLOCATED, NODEWISE):
+            figures[f"devices_simulated_{key}{name}_pct"] = round(simulate(cluster_part, drawn, name), 2)
+            report_progress_line(f"simulated, {key}{name}: {figures[f'devices_simulated_{key}{name}_pct']} %")
+    return Measurement(figures, {}, "")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="python -m bench.devices", description=__doc__)
+    parser.add_argument("--nodes", required=True)
+    parser.add_argument("--pods", required=True)
+    parser.add_argument("--part", type=int, default=202, help="nodes of the part with a real kube-scheduler")
+    parser.add_argument("--seeds", type=int, default=1)
+    parser.add_argument("--no-write", dest="write", action="store_false", help="print the figures only")
+    parser.add_argument("--simulate", action="store_true", help="only simulate, which needs no cluster")
+    options = parser.parse_args()
+    trace = Trace(gpu_trace_replay.nodes(options.nodes), gpu_trace_replay.pods(options.pods))
+    machine_load = MachineLoad()
+    if options.simulate:
+        part, measured = DEVICES_SIMULATED, measure_simulation(trace, options.part)
+    else:
+        with (
+            tempfile.TemporaryDirectory(prefix="nodewise-bench-") as folder,
+            cluster(Path(folder)) as setting,
+        ):
+            part, measured = DEVICES, measure(setting, trace, options.part, options.seeds)
+    print(dict(measured.figures))
+    if options.write:
+        place = results.where(measured, machine_load.others_share())
+        known = results.merged(results.read(), part, measured, place)
+        results.write(known)
+        report.write(known)
+
+
+@contextlib.contextmanager
+def cluster(folder: Path) -> Iterator[Setting]:
+    report_progress_line("starting a control plane")
+    with (
+        controlplane.running(program_cache.folder(), folder) as plane,
+        namespace_sandboxes.created(plane) as sandbox,
+    ):
+        extender_process.define(plane.api)
+        sandbox.create(dict(device_trace_replay.CLASS))
+        yield Setting(sandbox, folder, CertificateFiles(folder))
+
+
+if __name__ == "__main__":
+    main()
