@@ -38,6 +38,7 @@ def running(pod: Object) -> Object:
     names = [container["name"] for container in pod["spec"]["containers"]]
     return {
         "phase": "Running",
+        "conditions": [*pod["status"].get("conditions", ()), {"type": "Ready", "status": "True"}],
         "containerStatuses": [_container(name, {"running": {}}, ready=True) for name in names],
     }
 

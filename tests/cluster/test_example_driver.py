@@ -5,7 +5,8 @@ from collections.abc import Iterator
 import pytest
 
 from tests.cluster import device_objects, kubernetes_objects
-from tests.cluster.api_client import Object
+from tests.cluster.api_client import ApiError, Object
+from tests.cluster.api_user_kubeconfigs import rule
 from tests.cluster.controlplane import ControlPlane
 from tests.cluster.example_driver import ExampleDrivers
 from tests.cluster.namespace_sandboxes import Sandbox
@@ -125,3 +126,19 @@ def test_slices_are_served_in_every_version(
     slices = sandbox.api.get(f"/apis/resource.k8s.io/{version}/resourceslices")["items"]
     devices = [device for item in slices for device in item["spec"].get("devices", ())]
     assert {"capacity" in device for device in devices} == {version != "v1beta1"}
+
+
+def test_tenant_cannot_forge_the_allocation_of_a_claim(plane: ControlPlane, sandbox: Sandbox) -> None:
+    tenant = plane.user(
+        "claiming-tenant",
+        [rule("create get update patch", "resourceclaims", "resource.k8s.io")],
+        namespace=sandbox.namespace,
+    )
+    result = {"request": "gpu", "driver": device_objects.DRIVER, "pool": "plain", "device": "gpu-0"}
+    status = {"allocation": {"devices": {"results": [result]}}}
+    claim = device_objects.claim("forged") | {"status": status}
+    claim["metadata"]["namespace"] = sandbox.namespace
+    assert not device_objects.allocated(tenant.api.create(claim))
+    path = f"/apis/{device_objects.VERSION}/namespaces/{sandbox.namespace}/resourceclaims/forged/status"
+    with pytest.raises(ApiError, match="403"):
+        tenant.api.patch(path, {"status": status})

@@ -25,7 +25,11 @@ from nodewise_cpu.workload import isolate
 from tests import docs_page_code_blocks
 from tests.docs_page_code_blocks import ROOT, Block
 
-LEARN_TESTS: Final = ("conformance/test_build_an_agent_page.py", "node/test_docs_learn_pages.py")
+LEARN_TESTS: Final = (
+    "cluster/test_devices_page.py",
+    "conformance/test_build_an_agent_page.py",
+    "node/test_docs_learn_pages.py",
+)
 SCHEMA = json.loads((ROOT / "deploy/chart/nodewise/values.schema.json").read_text())
 SHELLS = [
     block

@@ -18,6 +18,7 @@ from nodewise.base import quantity
 from nodewise.base.quantity import Quantity
 from nodewise.devices.device_selectors import evaluation_steps
 from nodewise.devices.resource_claims import (
+    MOST_REQUEST_BYTES,
     ClaimRequest,
     DeviceClass,
     DeviceConstraint,
@@ -158,6 +159,8 @@ class _Search:
         matches: Matches,
         budget: SearchBudget,
     ) -> None:
+        if any(claim.is_too_large for claim in claims):
+            raise _UnknownResultError(f"a claim has more than {MOST_REQUEST_BYTES} bytes of requests")
         self.result: list[PredictedDevice] = []
         self.problem = ""
         """Why devices of a pool may be missing."""

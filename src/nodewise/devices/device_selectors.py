@@ -18,14 +18,16 @@ from typing import Any, Final
 from nodewise.base import quantity
 from nodewise.devices.resource_slices import Device, SemanticVersion
 
-_LONGEST: Final = 10 * 1024
-"""The most characters of an expression in the API."""
+_LONGEST: Final = 2048
+"""The most characters of an expression that is evaluated. Tenants write expressions, and a compiled program takes about
+120 bytes for each character.
+"""
 _LONGEST_LOOP: Final = 1024
 """The most characters of an expression with a loop, whose time grows with the product of lists and bodies."""
 _LOOP_STEPS: Final = 50
 _STEP_CHARACTERS: Final = 256
-_MOST_EXPRESSIONS: Final = 512
-_MOST_RESULTS: Final = 1 << 16
+_MOST_EXPRESSIONS: Final = 128
+_MOST_RESULTS: Final = 1 << 14
 _QUANTITY: Final = "quantity"
 _VERSION: Final = "semver"
 _DOMAIN: Final = re.compile(

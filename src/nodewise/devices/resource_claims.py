@@ -21,6 +21,8 @@ from nodewise.devices.resource_slices import (
     qualified_name,
 )
 
+MOST_REQUEST_BYTES: Final = 8 * 1024
+"""The most text of a claim's requests that is kept. The API permits a megabyte, and tenants write claims."""
 IMPLICIT_RESOURCE_PREFIX: Final = "deviceclass.resource.kubernetes.io/"
 """The prefix of the extended resource that each DeviceClass has in addition to the one that it names."""
 
@@ -98,7 +100,9 @@ class ResourceClaim(msgspec.Struct, frozen=True, gc=False, kw_only=True):
 
     metadata: DeviceObjectMetadata
     requests: tuple[ClaimRequest, ...] = ()
+    """Empty, like the constraints, if they have more than MOST_REQUEST_BYTES (`is_too_large`)."""
     constraints: tuple[DeviceConstraint, ...] = ()
+    is_too_large: bool = False
     is_allocated: bool = False
     devices: tuple[AllocatedDevice, ...] = ()
     node_selector: NodeSelector | None = None
@@ -319,10 +323,13 @@ def parse_device_class(item: DeviceClassObject) -> DeviceClass:
 def parse_resource_claim(item: ResourceClaimObject) -> ResourceClaim:
     """The claim as it is stored."""
     allocation = item.status.allocation
+    requests, constraints = _parse_requests(item.spec), _parse_constraints(item.spec)
+    is_too_large = len(msgspec.json.encode((requests, constraints))) > MOST_REQUEST_BYTES
     return ResourceClaim(
         metadata=item.metadata,
-        requests=_parse_requests(item.spec),
-        constraints=_parse_constraints(item.spec),
+        requests=() if is_too_large else requests,
+        constraints=() if is_too_large else constraints,
+        is_too_large=is_too_large,
         is_allocated=allocation is not None,
         devices=() if allocation is None else tuple(map(_parse_result, allocation.devices.results or ())),
         node_selector=None if allocation is None else allocation.node_selector,
