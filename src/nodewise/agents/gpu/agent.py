@@ -204,7 +204,9 @@ class GpuAgent(
         demand, agent_state = self.demand_of(pod), self.state(snapshot)
         if not demand.wants_gpus:
             return (
-                None if agent_state is None else self._device_verdict(pod, candidates, snapshot, agent_state)
+                None
+                if agent_state is None
+                else self._device_verdict(pod, demand, candidates, snapshot, agent_state)
             )
         if agent_state is None:
             return Verdict(np.ones(len(candidates), np.int16), (gpu_rejection_reasons.GpuStateNotReady(),))
@@ -216,7 +218,7 @@ class GpuAgent(
         verdict = _reject_unknown_nodes(verdict, candidates)
         verdict = self._explain_nodes_without_gpus(verdict, candidates, agent_state, demand)
         if self._left_to_scheduler(demand, agent_state, candidates).all():
-            devices = self._device_verdict(pod, candidates, snapshot, agent_state)
+            devices = self._device_verdict(pod, demand, candidates, snapshot, agent_state)
             return verdict if devices is None else replace(verdict, details=devices.details)
         if not fitted.preferred.any():
             return verdict
@@ -250,11 +252,17 @@ class GpuAgent(
         return Scores(points, details=fit_detail)
 
     def _device_verdict(
-        self, pod: GpuPod, candidates: Names, snapshot: Snapshot, agent_state: GpuState
+        self, pod: GpuPod, demand: Demand, candidates: Names, snapshot: Snapshot, agent_state: GpuState
     ) -> Verdict | None:
-        """No candidate is rejected: only details of the devices that kube-scheduler will choose."""
+        """No candidate is rejected: only details of the devices that kube-scheduler will choose.
+
+        None if the scores will have them.
+        """
         wanted = device_placement.device_demand(pod, agent_state.claims, agent_state.device_classes)
         if not wanted.claims and not wanted.reason:
+            return None
+        alike = device_placement.equivalent_demand(pod, demand, wanted)
+        if wanted.claims and self._placement_inputs.prefers_nodes(alike):
             return None
         columns = agent_state.device_layout.layout.rows[candidates.numbers]
         scored = self._predicted_devices(wanted, columns, snapshot, agent_state)
