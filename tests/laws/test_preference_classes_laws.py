@@ -12,7 +12,13 @@ from numpy.typing import NDArray
 from nodewise.base import cooperative_scheduling
 from nodewise.metrics.node_index import NodeIndex
 from nodewise.policies import preference_classes
-from nodewise.policies.preference_classes import CLASSES, HYSTERESIS, PreferenceClasses, RankedPolicy
+from nodewise.policies.preference_classes import (
+    CLASSES,
+    HYSTERESIS,
+    Places,
+    PreferenceClasses,
+    RankedPolicy,
+)
 
 PERIOD_S = 5.0
 UNMEASURED = -1.0
@@ -21,12 +27,14 @@ Floats = NDArray[np.float64]
 BEFORE = st.lists(st.integers(0, CLASSES), min_size=60, max_size=60)
 
 
-def places_of(values: Floats) -> Floats:
+def places_of(values: Floats, *, similar_are_equal: bool = False) -> Places:
     """The places of nodes by their values, small ones first; with the unknown node."""
     ranks = np.full(len(values) + 1, -1)
     measured = np.flatnonzero(values != UNMEASURED)
     ranks[measured] = np.unique(values[measured], return_inverse=True)[1]
-    return preference_classes.places_in_classes([ranks], [1])
+    places = preference_classes._places([ranks], [1])
+    merged = preference_classes.merge_similar(ranks, np.append(values, np.nan))
+    return Places(preference_classes._places([merged], [1]) if similar_are_equal else places, places)
 
 
 def run(
@@ -38,7 +46,9 @@ def run(
 ) -> dict[str, NDArray[np.int16]]:
     """One evaluation; policies by `NAMESPACE/NAME`, which is also the key of their label. All nodes have `labels`."""
     ranked = [
-        RankedPolicy(key, frozenset(filter(None, [key.partition("/")[0]])), places_of(values))
+        RankedPolicy(
+            key, frozenset(filter(None, [key.partition("/")[0]])), places_of(values, similar_are_equal=True)
+        )
         for key, values in policies.items()
     ]
     columns = cooperative_scheduling.run_without_pauses(
@@ -65,20 +75,36 @@ def test_first_classes_follow_the_rank_and_hold_a_fifth_of_the_nodes(values: lis
         assert max(sizes) - min(sizes) <= 1
 
 
-@given(VALUES, BEFORE, st.integers(0, 60))
+@given(VALUES)
+def test_similar_values_have_one_class_and_no_better_value_has_a_worse_class(values: list[float]) -> None:
+    measured = np.array(values)
+    places = places_of(measured, similar_are_equal=True)
+    known = measured != UNMEASURED
+    assert (np.isnan(places.first[:-1]) == ~known).all()
+    assert (places.first[:-1][known] <= places.last[:-1][known]).all()
+    order = np.argsort(measured[known], kind="stable")
+    assert (np.diff(places.first[:-1][known][order]) >= 0).all()
+    if known.any():
+        low = np.quantile(measured[known], 0.1, method="lower")
+        step = 0.1 * (np.quantile(measured[known], 0.9, method="higher") - low)
+        similar = known & (measured >= low) & (measured < low + step)
+        assert len(np.unique(places.first[:-1][similar])) <= 1
+
+
+@given(VALUES, BEFORE, st.integers(0, 60), st.booleans())
 def test_a_class_changes_only_half_a_class_beyond_it_and_within_the_limit(
-    values: list[float], before: list[int], most: int
+    values: list[float], before: list[int], most: int, similar_are_equal: bool
 ) -> None:
-    places = places_of(np.array(values))
+    places = places_of(np.array(values), similar_are_equal=similar_are_equal)
     known = np.array([*before[: len(values)], 0], np.int16)
     classes, changes = preference_classes.change_classes(places, known, most)
     moved = (classes != known) & (known > 0)
     assert changes == moved.sum() <= most
-    beyond = np.maximum(places - known, known - 1 - places)
+    beyond = np.maximum(places.first - known, known - 1 - places.last)
     assert (beyond[moved] >= HYSTERESIS).all()
-    assert (classes[moved] == np.floor(places[moved]) + 1).all()
+    assert (classes[moved] == np.floor(places.first[moved]) + 1).all()
     if changes < most:
-        stayed = (known > 0) & ~np.isnan(places) & ~moved
+        stayed = (known > 0) & ~np.isnan(places.first) & ~moved
         assert (beyond[stayed] <= HYSTERESIS).all()
 
 
@@ -148,7 +174,7 @@ def test_a_namespace_whose_values_always_change_takes_no_changes_from_others() -
     steady = np.arange(200.0)
     noisy = [f"hostile/{number}" for number in range(10)]
     run(classes, {key: random.random(200) for key in ["/own", "web/a", *noisy]}, nodes, 0.0)
-    for period in range(1, 400):
+    for period in range(1, 150):
         values = {"/own": steady, "web/a": steady} | {key: random.random(200) for key in noisy}
         codes = run(classes, values, nodes, period * PERIOD_S)
     expected = np.floor(steady / 200 * CLASSES) + 1

@@ -3,11 +3,14 @@
 A policy with `prefer` divides the nodes by rank into five classes, of which 1 is the best. The admission policies of
 `deploy/native.yaml` add a preferred term for each of the classes 1 to 4 to the pods that the policy selects.
 
+Nodes with similar values have equal ranks, so that kube-scheduler spreads pods among them by their requests. Values are
+similar that differ by less than a tenth of the distance from the tenth to the ninetieth percentile.
+
 Ranks change with every value, and each change of a label is a write. So a node changes its class only if its place is
-half a class beyond its own class, at most a tenth of the nodes do so per period, and all policies together change 60
-classes a minute on average. Unused changes accumulate up to a tenth of the nodes, so that a real change of the load
-takes effect at once. The nodes whose place differs most come first, so that noise does not delay them for long.
-Within a class, kube-scheduler spreads pods by their requests.
+half a class beyond its own class, whether or not similar values count as equal. At most a tenth of the nodes change per
+period, and all policies together change 60 classes a minute on average. Unused changes accumulate up to a tenth of the
+nodes, so that a real change of the load takes effect at once. The nodes whose place differs most come first, so that
+noise does not delay them for long.
 """
 
 import math
@@ -18,15 +21,17 @@ import numpy as np
 from numpy.typing import NDArray
 
 from nodewise.agent import NodeIndex
-from nodewise.policies import rule_evaluation
+from nodewise.policies import rule_evaluation, rule_operators
 from nodewise.policies.node_labels import LabelColumn, Labels
 from nodewise.policies.rule_evaluation import Ranks
-from nodewise.policies.state import PolicyState
+from nodewise.policies.state import EvaluatedPreference, PolicyState
 from nodewise.policies.verdict_labels import preference_label_key
 
 CLASSES: Final = 5
 HYSTERESIS: Final = 0.5
 """How far the place of a node must be beyond its class, in classes."""
+SIMILAR_SHARE: Final = 0.1
+"""The difference of similar values, as a share of the distance from the tenth to the ninetieth percentile."""
 CHANGED_SHARE: Final = 0.1
 """The largest share of the nodes whose class a policy changes per period; at least one node."""
 CHANGES_PER_S: Final = 1.0
@@ -34,7 +39,7 @@ CHANGES_PER_S: Final = 1.0
 HELD_S: Final = 600.0
 """The time for which a node without values keeps its class."""
 
-Places = NDArray[np.float64]
+Floats = NDArray[np.float64]
 Classes = NDArray[np.int16]
 """By node number, 1 to 5; 0 for no class."""
 
@@ -42,6 +47,17 @@ _T = TypeVar("_T")
 CLASS_VALUES: Final = tuple(str(number + 1) for number in range(CLASSES))
 """The values of the labels, the best first."""
 _NODES_PER_YIELD: Final = 100
+
+
+class Places(NamedTuple):
+    """The place of each node, by node number: from 0 for the best node to less than `CLASSES`, so that class 1 has the
+    places below 1. NaN for a node without a value.
+    """
+
+    first: Floats
+    """If similar values are equal. Equal nodes have equal places."""
+    last: Floats
+    """If they differ: at least the first."""
 
 
 class RankedPolicy(NamedTuple):
@@ -59,31 +75,54 @@ def rank_policy(state: PolicyState, size: int) -> RankedPolicy:
 
     No node has a place before the first values, and while a preference has lost the values of most nodes at once.
     """
-    places = np.full(size, np.nan)
-    if state.preferences and not any(each.evaluation.rule in state.suspended for each in state.preferences):
-        ranks = [preference.ranks for preference in state.preferences]
-        places = places_in_classes(ranks, [preference.weight for preference in state.preferences])
-    return RankedPolicy(preference_label_key(state.policy.uid), state.policy.namespaces, places)
+    places, preferences = np.full(size, np.nan), state.preferences
+    first = places
+    if preferences and not any(each.evaluation.rule in state.suspended for each in preferences):
+        weights = [each.weight for each in preferences]
+        places = _places([each.ranks for each in preferences], weights)
+        similar = [_similar_ranks(each) for each in preferences]
+        first = np.minimum(places, _places(similar, weights))
+    return RankedPolicy(
+        preference_label_key(state.policy.uid), state.policy.namespaces, Places(first, places)
+    )
 
 
-def places_in_classes(ranks: Sequence[Ranks], weights: Sequence[int]) -> Places:
-    """The place of each node by the weighted mean of dense ranks, by node number: from 0 for the best node to less than
-    `CLASSES`, so that class 1 has the places below 1. NaN for a node without a value. Equal nodes have equal places.
-    """
+def _similar_ranks(preference: EvaluatedPreference) -> Ranks:
+    evaluation = preference.evaluation
+    direction = rule_operators.sort_direction(evaluation.rule.operator)
+    return merge_similar(preference.ranks, evaluation.inputs.column.values * direction)
+
+
+def merge_similar(ranks: Ranks, values: Floats) -> Ranks:
+    """The dense ranks of nodes if similar values are equal; small values are better. -1 for a node without a rank."""
+    measured = np.flatnonzero(ranks >= 0)
+    if not len(measured):
+        return ranks
+    low = np.quantile(values[measured], 0.1, method="lower")
+    step = SIMILAR_SHARE * (np.quantile(values[measured], 0.9, method="higher") - low)
+    if not 0 < step < math.inf:
+        return ranks
+    merged = ranks.copy()
+    groups = np.floor((values[measured] - low) / step)
+    merged[measured] = np.unique(groups, return_inverse=True)[1]
+    return merged
+
+
+def _places(ranks: Sequence[Ranks], weights: Sequence[int]) -> Floats:
+    """The places by the weighted mean of dense ranks."""
     combined = rule_evaluation.combine_ranks(ranks, weights)
-    measured = combined >= 0
     better, count = rule_evaluation.count_better(combined)
-    return np.where(measured, better * (CLASSES / max(count, 1)), np.nan)
+    return np.where(combined >= 0, better * (CLASSES / max(count, 1)), np.nan)
 
 
 def change_classes(places: Places, before: Classes, most: int) -> tuple[Classes, int]:
     """The classes after `before`, and how many nodes have changed, at most `most`. A node without a place keeps its
     class, and a node without a class gets one, which does not count.
     """
-    measured = ~np.isnan(places)
-    own = np.where(measured, np.floor(np.nan_to_num(places)) + 1, 0).astype(np.int16)
+    measured = ~np.isnan(places.first)
+    own = np.where(measured, np.floor(np.nan_to_num(places.first)) + 1, 0).astype(np.int16)
     classes = np.where(before == 0, own, before)
-    worse, better = places - (before + HYSTERESIS), before - 1 - HYSTERESIS - places
+    worse, better = places.first - (before + HYSTERESIS), before - 1 - HYSTERESIS - places.last
     with_class = measured & (before > 0)
     down, up = np.flatnonzero(with_class & (worse >= 0)), np.flatnonzero(with_class & (better > 0))
     # The farthest first, and in turns, so that noise does not empty the best or the worst classes. A node that gets
@@ -100,7 +139,7 @@ class _PolicyClasses(NamedTuple):
 
     nodes: NodeIndex
     classes: Classes
-    missing_since_s: NDArray[np.float64]
+    missing_since_s: Floats
     """The monotonic time since which a node has no value; infinity if it has one."""
     period_began_s: float = -math.inf
     changes: int = 0
@@ -181,7 +220,7 @@ class PreferenceClasses:
 def _update_classes(known: _PolicyClasses, places: Places, most: int, now_s: float) -> _PolicyClasses:
     """The classes by the places now, of which at most `most` have changed."""
     classes, changes = change_classes(places, known.classes, most)
-    missing_since_s = np.where(np.isnan(places), np.minimum(known.missing_since_s, now_s), math.inf)
+    missing_since_s = np.where(np.isnan(places.first), np.minimum(known.missing_since_s, now_s), math.inf)
     classes[now_s - missing_since_s >= HELD_S] = 0
     classes[-1] = 0  # the unknown node
     if np.array_equal(classes, known.classes):
