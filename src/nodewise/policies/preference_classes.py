@@ -90,7 +90,8 @@ def rank_policy(state: PolicyState, size: int) -> RankedPolicy:
 def _similar_ranks(preference: EvaluatedPreference) -> Ranks:
     evaluation = preference.evaluation
     direction = rule_operators.sort_direction(evaluation.rule.operator)
-    return merge_similar(preference.ranks, evaluation.inputs.column.values * direction)
+    values = evaluation.inputs.column.values.astype(np.float64)
+    return merge_similar(preference.ranks, values * direction)
 
 
 def merge_similar(ranks: Ranks, values: Floats) -> Ranks:
