@@ -252,7 +252,10 @@ class AgentChain:
             points = decision.points()
             best = candidates.numbers[points == points.max()]
             for builder in self._placement_counters:
-                builder.count_prioritized(pod, best)
+                try:
+                    builder.count_prioritized(pod, best)
+                except Exception as error:  # noqa: BLE001 - the counts do not affect this response
+                    logs.emit("agent_failed", agent=type(builder).__name__, exc_info=error)
         return replace(decision, description="; ".join(failures)) if failures else decision
 
     def _agents_verdicts(

@@ -3,7 +3,7 @@
 Each scoring agent with in-flight accounting has one tracker, fed with the cluster states that its state is built from.
 """
 
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Mapping
 from functools import partial
 from math import inf, nan
 from typing import Final, NamedTuple
@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from nodewise.agent import ClusterState, MetricRequest, NodeIndex
 from nodewise.base.quantity import NANO
-from nodewise.metrics.series import Series
+from nodewise.metrics.series import Sample, Series
 from nodewise_scorers.load import bound_pods
 from nodewise_scorers.load.bound_pods import BOUND_PODS, AccountedPod, OwnerKey, PodAmounts, PodTimes
 from nodewise_scorers.load.in_flight import MAX_LAG_S, Amount, InFlightPod, PodsInFlight, PrioritizedPods
@@ -22,11 +22,14 @@ from nodewise_scorers.load.owner_usage import Owner, OwnerUsage
 Floats = NDArray[np.float64]
 Ints = NDArray[np.intp]
 
+_CONTAINERS: Final = 'container!="", pod!=""'
+_SUM: Final = "sum by (namespace, pod) (max by (namespace, pod, container) (%s))"
+"""Replicas of Prometheus and jobs that scrape the same kubelet have the same series."""
 POD_REQUESTS: Final = tuple(
-    MetricRequest(name, own_query=f"sum by (namespace, pod) ({query})", by_pod=True, is_optional=True)
+    MetricRequest(name, own_query=_SUM % (query % _CONTAINERS), by_pod=True, is_optional=True)
     for name, query in (
-        ("pod_cpu_usage", 'rate(container_cpu_usage_seconds_total{container!="",pod!=""}[2m])'),
-        ("pod_memory_usage", 'container_memory_working_set_bytes{container!="",pod!=""}'),
+        ("pod_cpu_usage", "rate(container_cpu_usage_seconds_total{%s}[2m])"),
+        ("pod_memory_usage", "container_memory_working_set_bytes{%s}"),
     )
 )
 """Cores and bytes in use by pod."""
@@ -185,6 +188,9 @@ class BoundLoad:
         self._pods_on[pod.node] = self._pods_on.get(pod.node, 0) + sign
         if not self._pods_on[pod.node]:
             del self._pods_on[pod.node]
+            if pod.node not in self.index:
+                # any tenant can name nodes that do not exist
+                self._free.append(self._numbers.pop(pod.node))
         owners = self.owners
         owner = owners.add_pod(pod.key, self.lost_numbers.append) if sign > 0 else owners.remove_pod(pod.key)
         self.requested[:, number] += [sign * amount for amount in pod.amounts.counted]
@@ -227,7 +233,7 @@ class BoundLoad:
             return None
         self._series = series
         pods = cluster_state.objects.get(BOUND_PODS, {})
-        memory = {} if series[1] is None else {name: each.value for name, each in series[1].samples.items()}
+        memory: Mapping[str, Sample] = {} if series[1] is None else series[1].samples
         rows: list[tuple[float, ...]] = []
         yield
         for count, (name, sample) in enumerate(series[0].samples.items(), 1):
@@ -255,7 +261,7 @@ class BoundLoad:
         return samples
 
     def _pod_sample(
-        self, pod: AccountedPod, cpu_nano: int, memory_nano: int | None, window_began_at: float
+        self, pod: AccountedPod, cpu_nano: int, used_memory: Sample | None, window_began_at: float
     ) -> tuple[float, ...] | None:
         """The owner's number, the age, the usage per requested unit, and the counted requests.
 
@@ -266,8 +272,8 @@ class BoundLoad:
         if owner is None or not age_s >= 0:
             return None
         cpu, memory = bound_pods.pod_amounts(pod.spec).counted
-        used_memory = nan if memory_nano is None else memory_nano * _UNITS[1] / memory
-        return owner.number, age_s, cpu_nano * _UNITS[0] / cpu, used_memory, cpu, memory
+        memory_share = nan if used_memory is None else used_memory.value * _UNITS[1] / memory
+        return owner.number, age_s, cpu_nano * _UNITS[0] / cpu, memory_share, cpu, memory
 
     def take_node_usage(self, used: Floats, missing_requests: Floats) -> None:
         """Without statistics of pods: the usage of nodes per requested unit is the mean of the cluster.

@@ -49,6 +49,8 @@ class NodeForecasts:
         self._period_ends = np.full(size, np.nan)
         self._forecasts = np.full((len(METHODS), size), np.nan)
         """Of the current period, when it began."""
+        self._statistics = np.full((2, size), np.nan)
+        """The forecasts by mean and by percentile, of now."""
         self._peaks = np.zeros(size)
         self._losses = np.full((len(METHODS), size), np.nan)
         """Decaying; NaN for a method that was never compared."""
@@ -100,6 +102,7 @@ class NodeForecasts:
         buckets = np.clip((values / _BUCKET).astype(np.intp), 0, _BUCKETS - 1)
         self._histogram[new, buckets] += 1.0
         self._peaks[new] = np.maximum(self._peaks[new], values)
+        self._summarize(new)
         ended = new[~(at < self._period_ends[new])]
         if len(ended):
             self._end_period(ended, profiles)
@@ -117,13 +120,16 @@ class NodeForecasts:
         self._period_ends[nodes] = self._sampled_at[nodes] + PERIOD_S
 
     def _by_method(self, nodes: Ints, profiles: Floats) -> Floats:
-        weights = np.where(self._weights[nodes] > 0, self._weights[nodes], np.nan)
+        return np.stack([self._statistics[0, nodes], self._statistics[1, nodes], profiles[nodes]])
+
+    def _summarize(self, nodes: Ints) -> None:
+        """The forecasts of the methods that depend on samples only."""
+        weights = self._weights[nodes]
         means = self._means[nodes] / weights
         deviations = np.sqrt(np.maximum(self._squares[nodes] / weights - means**2, 0.0))
         sums = np.cumsum(self._histogram[nodes], axis=1)
         above = (sums < _PERCENTILE * sums[:, -1:]).sum(axis=1) + 1
-        percentiles = np.where(weights > 0, above * _BUCKET, np.nan)
-        return np.stack([means + _DEVIATIONS * deviations, percentiles, profiles[nodes]])
+        self._statistics[:, nodes] = means + _DEVIATIONS * deviations, above * _BUCKET
 
     def forecast(self, profiles: Floats) -> Floats:
         """The peak of each node as a share of its capacity; NaN for a node without samples.

@@ -235,8 +235,8 @@ class LoadStateBuilder(StateBuilder[LoadState]):
             values[numbers] = samples.nano_values.astype(np.float64) / NANO
             is_expression = np.isnan(samples.times)
             windows_s[numbers] = np.where(is_expression, RATE_WINDOW_S, samples.windows_s)
-            outdated = ~(now - times <= MAX_AGE_S)
-            values[outdated] = times[outdated] = np.nan
+            # the pods that outdated statistics include are not in flight again
+            values[~(now - times <= MAX_AGE_S)] = np.nan
             values[0] = times[0] = np.nan
         return NodeSamples(values, times, windows_s)
 
