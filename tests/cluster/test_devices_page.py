@@ -24,6 +24,8 @@ from tests.cluster.prometheus_process import PrometheusProcess
 from tests.docs_page_runner import PageReader
 
 PAGE = docs_page_code_blocks.LEARN / "devices.md"
+WITHOUT_KUBELETS = {"kubectl delete -f": "kubectl delete --wait=false -f"}
+"""Pods of the page run on no kubelet, which would end their deletion."""
 WORKERS = ("nodewise-worker", "nodewise-worker2")
 
 
@@ -53,9 +55,8 @@ def reader(plane: ControlPlane, tmp_path: Path) -> Iterator[PageReader]:
     with (
         plane.start_controller_manager(),
         plane.start_scheduler({}),
-        docs_page_runner.reading(tmp_path, environment) as reader,
+        docs_page_runner.reading(tmp_path, environment, WITHOUT_KUBELETS) as reader,
         fake_kubelets.running_kubelets(plane.api, native_mode.NAMESPACE),
-        fake_kubelets.running_kubelets(plane.api, "default"),
     ):
         reader.types("nodewise configure --mode native | kubectl apply --server-side -f -")
         yield reader
