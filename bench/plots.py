@@ -28,6 +28,7 @@ TITLES: Final[Mapping[str, str]] = {
     "latency": "Duration of a call with 5,000 nodes, by verb and form",
     "growth": "Growth with the number of nodes",
     "bursts": "Minutes of nodes above 90 % of CPU or memory, bursty pods on 200 nodes",
+    "load": "Overload by placement, recorded usage of virtual machines on 60 nodes",
     "binding": "Pods that a real kube-scheduler binds per second, with 5,000 nodes",
 }
 """Titles by file name; plots without measured figures are omitted."""
@@ -97,6 +98,7 @@ def names(results: Results) -> list[str]:
         "latency": latencies(results),
         "growth": results.get("growth"),
         "bursts": results.get("bursts"),
+        "load": results.get("load"),
         "binding": bindings(results),
     }
     return [name for name in TITLES if there[name]]
@@ -203,9 +205,33 @@ def _bursts(figure: "Figure", results: Results) -> None:
     axes.grid(visible=False, axis="y")
 
 
+def _load(figure: "Figure", results: Results) -> None:
+    """Two panels: the share of node-steps above 90 %, with a dot for each day, and the unmet demand."""
+    rows = results["load"]
+    figure.set_size_inches(8, 0.8 + 0.28 * len(rows))
+    left, right = figure.subplots(1, 2, sharey=True)
+    places = range(len(rows), 0, -1)
+    colors = [
+        NODEWISE_COLOR if name.startswith("load,") or name in ("load", "safe") else NO_OP_COLOR
+        for name in rows
+    ]
+    left.barh(places, [row["overloaded_pct"] for row in rows.values()], color=colors)
+    for place, row in zip(places, rows.values(), strict=True):
+        days = list(row["days_pct"].values())
+        left.plot(days, [place] * len(days), "o", color="black", markersize=3)
+    left.set(xlabel="% of node-steps above 90 % of CPU: bar the mean, dots the days")
+    right.barh(places, [row["unmet_pct"] for row in rows.values()], color=colors)
+    right.set(xlabel="% of the demand that is unmet")
+    left.set_yticks(list(places), list(rows))
+    for axes in (left, right):
+        axes.grid(visible=False, axis="y")
+    figure.suptitle(TITLES["load"])
+
+
 _DRAW: Final[dict[str, Any]] = {
     "latency": _latency,
     "growth": _growth,
     "bursts": _bursts,
+    "load": _load,
     "binding": _binding,
 }

@@ -13,6 +13,8 @@ from bench.alternating_rounds import RoundFigure
 from bench.results import BURST_AGENTS, FIGURES, PARTS, Figure, Measurement, Results
 
 README: Final = Path(__file__).parent / "README.md"
+LOAD_PAGE: Final = Path(__file__).parent.parent / "docs" / "load-aware.md"
+"""The page with the table of load-aware placements."""
 BEGIN: Final = "<!-- figures: written by `make bench` from results.json -->\n"
 END: Final = "<!-- end of figures -->\n"
 
@@ -174,6 +176,25 @@ def _bursts(rows: Sequence[Mapping[str, Any]]) -> list[str]:
     return lines
 
 
+def load_block(results_: Results) -> str:
+    """The table of load-aware placements on their page, and their plot."""
+    head = [
+        "placement",
+        "node-steps above 90 %",
+        "unmet demand",
+        "utilization",
+        "usable CPU",
+        "burst: above 90 %",
+    ]
+    lines = [f"| {' | '.join(head)} |", "|---" * len(head) + "|"]
+    for name, row in results_["load"].items():
+        values = [f"{row['overloaded_pct']:.2f} %", f"{row['unmet_pct']:.4f} %", f"{row['used_pct']:.1f} %"]
+        values += ["" if row[key] is None else f"{row[key]:.1f} %" for key in ("usable_pct", "herd_pct")]
+        lines.append(f"| {' | '.join([name, *values])} |")
+    plot = f"![{plots.TITLES['load']}](../bench/plots/load.svg)"
+    return "\n".join([*lines, "", plot]) + "\n"
+
+
 _MOST_ALIKE: Final = 3
 """Commands with `--help`, and completions, in the table: the slowest."""
 
@@ -242,3 +263,5 @@ def print_and_update(part: str, figures: Mapping[str, float], others_share: floa
 def write(results_: Results) -> None:
     plots.write(results_)
     README.write_text(replace_figures(README.read_text(), block(results_)))
+    if "load" in results_:
+        LOAD_PAGE.write_text(replace_figures(LOAD_PAGE.read_text(), load_block(results_)))

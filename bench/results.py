@@ -68,6 +68,7 @@ NOVEMBER, SHARDS = "november", "shards"
 BACKTEST, BACKTEST_REAL, MUTANTS, COMMANDS = "backtest", "backtest_real", "mutants", "commands"
 RECORDING: Final = "recording"
 DEVICES, DEVICES_SIMULATED = "devices", "devices_simulated"
+LOAD, LOAD_SCHEDULERS = "load", "load_schedulers"
 PARTS: Final[Mapping[str, str]] = {
     NAMES: "filter and prioritize, names",
     WHOLE_NODES: "filter and prioritize, whole nodes",
@@ -80,6 +81,9 @@ PARTS: Final[Mapping[str, str]] = {
     COMMANDS: "processor time of short commands beside promtool",
     RECORDING: "a metric with 40 series on each of 5,000 nodes, as it is and recorded, a real Prometheus",
     BURSTS: "bursty pods on 200 nodes, simulated (`nodewise simulate bursts`); independent of the machine",
+    LOAD: "load-aware placements on PlanetLab traces, simulated (`python -m bench.load_placements`);"
+    " independent of the machine",
+    LOAD_SCHEDULERS: "published load-aware schedulers on a real API server (`python -m bench.load_schedulers`)",
     ISOLATE: "the CPU manager: the installed program in a busybox image, its node agent, one exclusive core",
     CLUSTER: "a real kube-scheduler with raised client limits (`make bench-cluster`)",
     NATIVE: "native mode, a real kube-scheduler with its default client limits (`make bench-cluster`)",
@@ -105,6 +109,17 @@ BURST_AGENTS: Final[Mapping[str, str]] = {
     "safe,congestion": "safe and congestion",
 }
 """Groups of agents as on the command line, and their titles."""
+
+
+LOAD_RIVALS: Final = (
+    "target-load-packing",
+    "load-variation-risk-balancing",
+    "low-risk-over-commitment",
+    "peaks",
+    "koordinator",
+    "volcano",
+)
+"""The published formulas among the placements of `nodewise simulate load`."""
 
 
 def bursts_key(agents: str) -> str:
@@ -242,6 +257,42 @@ FIGURES: Final[Mapping[str, Figure]] = {
         bursts_key(agents): Figure(BURSTS, f"node-minutes above 90 % of CPU or memory, {title}")
         for agents, title in BURST_AGENTS.items()
     },
+    "load_default_ratio": Figure(
+        LOAD, "node-steps above 90 %: load, ratio to the default plugins", at_most=0.5
+    ),
+    "load_rival_ratio": Figure(LOAD, "the same, ratio to the best published formula", at_most=0.68),
+    "load_unmet_ratio": Figure(
+        LOAD, "unmet CPU demand: load, ratio to the best published formula", at_most=0.35
+    ),
+    "load_bound": Figure(
+        LOAD,
+        "upper 95 % bound of the first ratio to a published formula, the largest of all",
+        at_most=1.0,
+    ),
+    "load_usable_ratio": Figure(LOAD, "usable CPU: load, ratio to the default plugins", at_least=1.16),
+    "load_distinct_default_ratio": Figure(
+        LOAD, "with an image per batch: node-steps above 90 %, ratio to the default plugins", at_most=0.5
+    ),
+    "load_distinct_rival_ratio": Figure(
+        LOAD, "with an image per batch: the same, ratio to the best published formula", at_most=0.68
+    ),
+    "load_distinct_unmet_ratio": Figure(
+        LOAD, "with an image per batch: unmet CPU demand, ratio to the best published formula", at_most=0.35
+    ),
+    "load_distinct_bound": Figure(
+        LOAD, "with an image per batch: upper 95 % bound, the largest of all", at_most=1.0
+    ),
+    "load_left_out_default_ratio": Figure(
+        LOAD, "load, ratio to the default plugins, constants chosen on the other days", at_most=0.5
+    ),
+    "load_herd_rival_ratio": Figure(
+        LOAD,
+        "a burst: node-minutes above 90 %, ratio to the better of TargetLoadPacking and Koordinator",
+        at_most=0.5,
+    ),
+    "load_herd_excess_pct": Figure(
+        LOAD, "a burst: node-minutes above 90 % minus 1.1 times those of the oracle", "%", at_most=0.0
+    ),
     "isolate_overhead_ms": Figure(ISOLATE, "`isolate`: start to exec, minus plain exec: median", "ms", 100.0),
     "jitter_exclusive_p999_us": Figure(
         ISOLATE,

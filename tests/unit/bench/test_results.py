@@ -62,7 +62,7 @@ def test_every_measured_part_says_where_it_was_measured(part):
     assert place["versions"].keys() >= {"python", "openssl", *results.PROGRAMS}
 
 
-MEASURED_ONCE = (results.BACKTEST, results.BACKTEST_REAL)
+MEASURED_ONCE = (results.BACKTEST, results.BACKTEST_REAL, results.LOAD, results.LOAD_SCHEDULERS)
 WITHOUT_STORED_ROUNDS = (results.NATIVE_LABELS, results.NATIVE_TENANTS, results.TENANTS)
 """Parts that were last measured before spreads were stored."""
 
@@ -101,6 +101,11 @@ def test_node_minutes_are_those_of_the_runs():
 def test_readme_shows_exactly_the_figures():
     text = report.README.read_text()
     assert report.replace_figures(text, report.block(results.read())) == text
+
+
+def test_load_page_shows_exactly_the_figures():
+    text = report.LOAD_PAGE.read_text()
+    assert report.replace_figures(text, report.load_block(results.read())) == text
 
 
 def test_readme_without_its_markers_is_an_error():

@@ -199,17 +199,22 @@ _HERD_REPLICAS: Final = 50
 _OTHER_PODS: Final = 10
 """Other pods on each node."""
 _OTHER_REQUEST_MILLI: Final = 400
-_BASE_LOAD: Final = (0.05, 0.5)
-"""Range of the load of nodes before the burst, drawn for each node."""
+_LEAST_BASE_LOAD: Final = 0.05
+_LARGEST_BASE_LOAD: Final = (0.3, 0.55)
+"""Range of the largest load of nodes before the burst, drawn for each run. With more than 0.6 the burst fits nowhere."""
 
 
 def herd(seed: int, nodes: int = HERD_NODES, pods: int = HERD_PODS) -> SimulatedPods:
-    """A Deployment that is scaled up to `pods` within one scrape, on nodes that are loaded differently."""
+    """A Deployment that is scaled up to `pods` within one scrape, on nodes that are loaded differently.
+
+    The load of a node before is drawn from 5 % to a limit, which is drawn for the seed from 30 to 55 %.
+    """
     random = np.random.default_rng(seed)
     others = nodes * _OTHER_PODS
     replicas = min(_HERD_REPLICAS, nodes)
     running = others + replicas
-    base = random.uniform(*_BASE_LOAD, nodes) * CORES / _OTHER_PODS
+    largest = random.uniform(*_LARGEST_BASE_LOAD)
+    base = random.uniform(_LEAST_BASE_LOAD, largest, nodes) * CORES / _OTHER_PODS
     mean = np.concatenate([np.repeat(base, _OTHER_PODS), np.full(replicas + pods, _HERD_USAGE)])
     noise = np.maximum(random.normal(1.0, NOISE, (running + pods, HERD_STEPS)), 0.0)
     usage = (mean[:, None] * noise).astype(np.float32)
