@@ -111,6 +111,14 @@ BURST_AGENTS: Final[Mapping[str, str]] = {
 """Groups of agents as on the command line, and their titles."""
 
 
+LOAD_PLUGINS: Final[Mapping[str, str]] = {
+    "target_load_packing": "Trimaran's TargetLoadPacking",
+    "load_variation_risk_balancing": "Trimaran's LoadVariationRiskBalancing",
+    "low_risk_over_commitment": "Trimaran's LowRiskOverCommitment",
+    "peaks": "Trimaran's Peaks",
+    "koordinator": "Koordinator's LoadAwareScheduling",
+}
+"""Plugins that decide on a real API server, by the end of their key."""
 LOAD_RIVALS: Final = (
     "target-load-packing",
     "load-variation-risk-balancing",
@@ -293,6 +301,12 @@ FIGURES: Final[Mapping[str, Figure]] = {
     "load_herd_excess_pct": Figure(
         LOAD, "a burst: node-minutes above 90 % minus 1.1 times those of the oracle", "%", at_most=0.0
     ),
+    **{
+        f"load_scheduler_{key}_pct": Figure(
+            LOAD_SCHEDULERS, f"decisions of {title} for a best node of our formula", "%", at_least=95.0
+        )
+        for key, title in LOAD_PLUGINS.items()
+    },
     "isolate_overhead_ms": Figure(ISOLATE, "`isolate`: start to exec, minus plain exec: median", "ms", 100.0),
     "jitter_exclusive_p999_us": Figure(
         ISOLATE,

@@ -201,7 +201,7 @@ _OTHER_PODS: Final = 10
 _OTHER_REQUEST_MILLI: Final = 400
 _LEAST_BASE_LOAD: Final = 0.05
 _LARGEST_BASE_LOAD: Final = (0.3, 0.55)
-"""Range of the largest load of nodes before the burst, drawn for each run. With more than 0.6 the burst fits nowhere."""
+"""Range of the largest load of nodes before the burst, drawn for each run. With more, the burst fits nowhere."""
 
 
 def herd(seed: int, nodes: int = HERD_NODES, pods: int = HERD_PODS) -> SimulatedPods:
