@@ -81,7 +81,7 @@ def command(command_line: CommandLine) -> None:
     known about a batch before it runs, and load loses most of its advantage.
 
     herd: a Deployment with 50 replicas is scaled up by 7,000 within one scrape, on 250 nodes with loads from 5 % to a
-    limit of 30 to 55 %, drawn for each run. The placement load knows the usage of the pods from the 50 replicas.
+    limit of 30 to 50 %, drawn for each run. The placement load knows the usage of the pods from the 50 replicas.
 
     \b
     Placements:

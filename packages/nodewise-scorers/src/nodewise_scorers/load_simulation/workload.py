@@ -200,14 +200,14 @@ _OTHER_PODS: Final = 10
 """Other pods on each node."""
 _OTHER_REQUEST_MILLI: Final = 400
 _LEAST_BASE_LOAD: Final = 0.05
-_LARGEST_BASE_LOAD: Final = (0.3, 0.55)
+_LARGEST_BASE_LOAD: Final = (0.3, 0.5)
 """Range of the largest load of nodes before the burst, drawn for each run. With more, the burst fits nowhere."""
 
 
 def herd(seed: int, nodes: int = HERD_NODES, pods: int = HERD_PODS) -> SimulatedPods:
     """A Deployment that is scaled up to `pods` within one scrape, on nodes that are loaded differently.
 
-    The load of a node before is drawn from 5 % to a limit, which is drawn for the seed from 30 to 55 %.
+    The load of a node before is drawn from 5 % to a limit, which is drawn for the seed from 30 to 50 %.
     """
     random = np.random.default_rng(seed)
     others = nodes * _OTHER_PODS
