@@ -43,8 +43,8 @@ class Response(NamedTuple):
     content_type: str = "application/json"
     headers: Sequence[tuple[str, str]] = ()
     completion: Callable[[], None] | None = None
-    """Work for which the client does not wait, such as records. It is called once, in the same step of the event loop
-    as a handler that does not block, after the response was written as far as possible, or if the client has gone."""
+    """Work for which the client does not wait, such as records. It is called once, after all of the response was
+    written, or when the client has gone."""
 
 
 class TooLarge(BadInput):
@@ -289,24 +289,21 @@ class HttpExchange:
         self._complete_response(response, began_s)
         return None
 
-    def complete(self) -> None:
-        """Do the work that the handler left for after the response, once."""
-        if self.response is not None and self.response.completion is not None:
-            completion, self.response = self.response.completion, self.response._replace(completion=None)
-            try:
-                completion()
-            except Exception:  # noqa: BLE001 - the client has its response
-                self.log_exception()
-
     def close(self, *, sent: bool) -> None:
-        """Release the concurrency limit, and count the request if its response was sent."""
-        self.complete()
+        """Release the concurrency limit, count the request if its response was sent, and do the work that the handler
+        left for after the response.
+        """
         if self._concurrency_limit is not None:
             self._concurrency_limit.under_way -= 1
             self._concurrency_limit = None
         self._body = b""
         if sent and self.response is not None and self._peer.refusal is None:
             self._application.count(self.head.path, self.response.status)
+        if self.response is not None and self.response.completion is not None:
+            try:
+                self.response.completion()
+            except Exception:  # noqa: BLE001 - the client has its response
+                self.log_exception()
 
     def log_exception(self) -> None:
         """Log the present exception."""

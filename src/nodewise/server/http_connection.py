@@ -484,7 +484,6 @@ class HttpConnection(asyncio.Protocol):
             self._close()
             return
         self._write_response_pieces()
-        exchange.complete()
 
     def _write_response_pieces(self) -> None:
         while self._pieces is not None and not (self._is_writing_paused or self.transport.is_closing()):

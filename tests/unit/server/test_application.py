@@ -76,7 +76,6 @@ async def test_completion_runs_once_after_the_response_and_cannot_fail_it() -> N
     assert exchange.finish() is None
     assert ran == []
     with capture_logs() as lines:
-        exchange.complete()
         exchange.close(sent=True)
     assert ran == [1]
     assert [line["event"] for line in lines] == ["request_failed"]
