@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from nodewise.base import cooperative_scheduling
 from nodewise.metrics.node_index import NodeIndex
 from nodewise.policies import preference_classes
+from nodewise.policies.placement_policy import Comparison, Preference
 from nodewise.policies.preference_classes import (
     CLASSES,
     HYSTERESIS,
@@ -197,3 +198,29 @@ def test_a_new_leader_continues_with_the_classes_of_the_labels() -> None:
     assert codes[:-1].tolist() == [2] * 20
     codes = run(PreferenceClasses(), {"/a": np.arange(20.0)}, nodes, 0.0, {"/a": "foreign"})["/a"]
     assert codes[[0, 19]].tolist() == [1, 5]
+
+
+def test_after_an_edit_of_the_preferences_a_tenth_of_the_nodes_changes_per_period_until_all_follow() -> None:
+    nodes, classes = NodeIndex(map(str, range(1000))), PreferenceClasses()
+    values, edited = np.arange(1000.0), "/edited"
+    preference = Preference(Comparison("heat", "LessThan", 0))
+
+    def run_once(now_s: float, values: Floats, *prefer: Preference) -> NDArray[np.int16]:
+        policy = RankedPolicy(edited, frozenset(), places_of(values, similar_are_equal=True), prefer)
+        columns = classes.columns([policy], nodes, lambda _: {}, now_s, PERIOD_S)
+        return cooperative_scheduling.run_without_pauses(columns)[edited].codes.copy()
+
+    before = run_once(0.0, values)
+    unmeasured = np.full(1000, UNMEASURED)
+    assert (run_once(PERIOD_S, unmeasured, preference) == before).all()
+    for period in range(2, 14):
+        after = run_once(period * PERIOD_S, values[::-1], preference)
+        assert (after != before).sum() <= 100
+        before = after
+    assert np.abs(before[:-1] - (CLASSES - np.floor(values / 1000 * CLASSES))).max() <= 1
+    changes = []
+    for period in range(14, 40):  # other values, which are no edit, are limited on average again
+        after = run_once(period * PERIOD_S, values, preference)
+        changes.append(int((after != before).sum()))
+        before = after
+    assert sum(changes) <= 100 + 26 * PERIOD_S

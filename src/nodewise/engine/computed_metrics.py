@@ -113,6 +113,9 @@ class ComputedMetricsSource:
     def supports(self, request: MetricRequest) -> bool:
         return request.metric in self._metrics and not request.query
 
+    async def metric_names(self) -> Sequence[str]:
+        return sorted(self._metrics)
+
     async def fetch(self, request: MetricRequest, now: float) -> Series:
         """The values of the newest state. `NoValues` before there are some, with the cause `NEVER_FETCHED` at first."""
         self._requested_s = self._inputs.clock.monotonic()

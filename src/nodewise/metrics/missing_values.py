@@ -205,9 +205,11 @@ def cause_of_ended_series(source: str, ended_at: float, *, has_query: bool) -> C
     return cause("SeriesEnded", source, text, remedy)
 
 
-def suggest(missing: Cause, name: str) -> Cause:
-    """The cause with the name of a metric that the source has."""
-    return missing._replace(remedy=f'correct the name; it has "{name}"')
+def suggest(missing: Cause, name: str, *, is_computed: bool = False) -> Cause:
+    """The cause with the name of a metric that the source has, or that nodewise computes."""
+    return missing._replace(
+        remedy=f'correct the name; {"nodewise computes" if is_computed else "it has"} "{name}"'
+    )
 
 
 def _cause_of_status(error: NodewiseError, source: str) -> Cause:

@@ -72,9 +72,11 @@ class _Names:
 class MetricNameSuggestions:
     """The suggestions for all metrics that sources do not have."""
 
-    def __init__(self, clock: Clock, timeout_s: float) -> None:
+    def __init__(self, clock: Clock, timeout_s: float, computed: Sequence[MetricCatalog] = ()) -> None:
         self._clock = clock
         self._timeout_s = timeout_s
+        self._computed = computed
+        """Of metrics that nodewise computes, which are suggested beside those of any source."""
         self._names: dict[str, _Names] = {}
         """By name of the source."""
         self._causes: dict[str, tuple[Cause, float]] = {}
@@ -113,12 +115,21 @@ class MetricNameSuggestions:
         if cause.reason != "MetricUnknown":
             return cause, RECHECK_S
         names = await self._names_of(source)
-        similar = await cooperative_scheduling.run(select_similar_names(request.metric, names))
-        closest = closest_metrics(request.metric, similar)
+        suggested = await self._suggest_similar(cause, request.metric, names, has_series)
+        return suggested, RECHECK_S if names or suggested != cause else NAMES_S
+
+    async def _suggest_similar(
+        self, cause: Cause, metric: str, names: Sequence[str], has_series: SeriesCatalog | None
+    ) -> Cause:
+        """The cause with the most similar of these names that has series, or of a metric that nodewise computes."""
+        computed = {name for catalog in self._computed for name in await catalog.metric_names()}
+        similar = await cooperative_scheduling.run(select_similar_names(metric, [*computed, *names]))
+        closest = closest_metrics(metric, similar)
         existing = await has_series.existing_metrics(closest) if has_series and closest else closest
-        if existing:
-            return missing_values.suggest(cause, existing[0]), RECHECK_S
-        return cause, RECHECK_S if names else NAMES_S
+        for name in closest:
+            if name in computed or name in existing:
+                return missing_values.suggest(cause, name, is_computed=name in computed)
+        return cause
 
     def forget(self, keys: frozenset[str]) -> None:
         """Drop metrics that have values or are no longer requested, by `MetricRequest.key`."""
@@ -322,7 +333,12 @@ class SourceSelector:
         self._compared: set[str] = set()
         """`MetricRequest.key` of the metrics whose later sources were queried."""
         self._logged: set[tuple[str, str]] = set()
-        self._suggestions = MetricNameSuggestions(clock, limits.timeout_s)
+        computed = [
+            source
+            for source in sources
+            if source.name == source_table.COMPUTED and isinstance(source, MetricCatalog)
+        ]
+        self._suggestions = MetricNameSuggestions(clock, limits.timeout_s, computed)
 
     async def fetch(self, request: MetricRequest) -> Series | FetchFailure:  # complexity: each outcome
         """The metric from the first source that has it, or the reason why no source has it.

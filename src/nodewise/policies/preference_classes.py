@@ -10,7 +10,8 @@ Ranks change with every value, and each change of a label is a write. So a node 
 half a class beyond its own class, whether or not similar values count as equal. At most a tenth of the nodes change per
 period, and all policies together change 60 classes a minute on average. Unused changes accumulate up to a tenth of the
 nodes, so that a real change of the load takes effect at once. The nodes whose place differs most come first, so that
-noise does not delay them for long.
+noise does not delay them for long. After an edit of the preferences only the limit per period applies, until the nodes
+have their new classes.
 """
 
 import math
@@ -23,6 +24,7 @@ from numpy.typing import NDArray
 from nodewise.agent import NodeIndex
 from nodewise.policies import rule_evaluation, rule_operators
 from nodewise.policies.node_labels import LabelColumn, Labels
+from nodewise.policies.placement_policy import Preference
 from nodewise.policies.rule_evaluation import Ranks
 from nodewise.policies.state import EvaluatedPreference, PolicyState
 from nodewise.policies.verdict_labels import preference_label_key
@@ -68,6 +70,7 @@ class RankedPolicy(NamedTuple):
     namespaces: frozenset[str]
     """Its namespace; none for a ClusterPlacementPolicy."""
     places: Places
+    prefer: tuple[Preference, ...] = ()
 
 
 def rank_policy(state: PolicyState, size: int) -> RankedPolicy:
@@ -82,8 +85,9 @@ def rank_policy(state: PolicyState, size: int) -> RankedPolicy:
         places = _places([each.ranks for each in preferences], weights)
         similar = [_similar_ranks(each) for each in preferences]
         first = np.minimum(places, _places(similar, weights))
+    policy = state.policy
     return RankedPolicy(
-        preference_label_key(state.policy.uid), state.policy.namespaces, Places(first, places)
+        preference_label_key(policy.uid), policy.namespaces, Places(first, places), policy.prefer
     )
 
 
@@ -145,6 +149,9 @@ class _PolicyClasses(NamedTuple):
     period_began_s: float = -math.inf
     changes: int = 0
     """Since then."""
+    prefer: tuple[Preference, ...] | None = None
+    is_edited: bool = False
+    """Whether some classes are those of earlier preferences."""
 
 
 class PreferenceClasses:
@@ -184,14 +191,21 @@ class PreferenceClasses:
         columns: dict[str, LabelColumn] = {}
         for number, namespace in enumerate(order):
             left = math.ceil(self._changes_left / (len(order) - number)) if namespace else most_saved
-            for key, namespaces, places in _rotate(by_namespace[namespace], self._turn):
+            for key, namespaces, places, prefer in _rotate(by_namespace[namespace], self._turn):
                 known = yield from self._known_classes(key, nodes, current_labels)
                 if now_s - known.period_began_s >= period_s:
                     known = known._replace(period_began_s=now_s, changes=0)
-                most = max(0, min(int(most_saved) - known.changes, int(left), int(self._changes_left)))
-                by_key[key] = updated = _update_classes(known, places, most, now_s)
-                left -= updated.changes - known.changes
-                self._changes_left -= updated.changes - known.changes
+                if prefer != known.prefer:
+                    known = known._replace(prefer=prefer, is_edited=known.prefer is not None)
+                in_period = int(most_saved) - known.changes
+                most = in_period if known.is_edited else min(in_period, int(left), int(self._changes_left))
+                by_key[key] = updated = _update_classes(known, places, max(0, most), now_s)
+                changes = updated.changes - known.changes
+                if not known.is_edited:
+                    left -= changes
+                    self._changes_left -= changes
+                elif changes < most and not np.isnan(places.first).all():
+                    by_key[key] = updated._replace(is_edited=False)
                 hold = np.zeros(len(nodes) + 1, bool)
                 columns[key] = LabelColumn(key, CLASS_VALUES, updated.classes, hold, namespaces=namespaces)
                 yield

@@ -29,7 +29,7 @@ import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
-from nodewise.base import clock
+from nodewise.base import clock, distributions
 from nodewise.metrics import resource_metrics_api
 from nodewise.metrics.metrics_source import MetricRequest, default_max_age_s
 from nodewise.metrics.prometheus.node_matching import CLUSTER_LABELS, SeriesLabels
@@ -137,12 +137,15 @@ class RecordedSource(NamedTuple):
         title = re.sub(r"[^a-zA-Z0-9_]", "_", self.metric)[:80] if self.metric else "query"
         return f"{_PREFIX}{title if _PLAIN_NAME.match(title) else '_' + title}:{operation}_{digest}"
 
-    def why_not_recorded(self) -> str:
+    def why_not_recorded(self) -> str:  # complexity: each reason
         """Why there is no recording rule; empty if there is one."""
         if _RECORDED_NAME.search(self.metric or self.query):
             return "it has a recorded metric whose name does not tell its query: keep the recording rule"
         if not self.query and self.metric in resource_metrics_api.METRICS:
             return "its values are those of metrics-server"
+        computed = distributions.own_entry_points(distributions.COMPUTED_METRICS)
+        if not self.query and any(entry.name == self.metric for entry in computed):
+            return "nodewise computes its values"
         if not self.has_sample_times:
             return ""
         if self.aggregate == "avg":

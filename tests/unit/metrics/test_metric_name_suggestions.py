@@ -89,6 +89,26 @@ class CatalogOfSeries(Catalog):
         return [name for name in names if name in self.existing]
 
 
+@pytest.mark.parametrize(
+    ("metric", "remedy"),
+    [
+        ("predicted_cpu_shares", 'correct the name; nodewise computes "predicted_cpu_share"'),
+        ("node_temprature", 'correct the name; it has "node_temperature"'),
+        ("something", "correct the name"),
+    ],
+)
+def test_a_metric_that_nodewise_computes_is_suggested_beside_those_of_a_source(
+    metric: str, remedy: str
+) -> None:
+    async def run(catalog: Catalog) -> str:
+        computed = [Catalog(["predicted_cpu_share", "predicted_memory_share"])]
+        suggestions = MetricNameSuggestions(ManualClock(0.0), 1.0, computed)
+        return (await suggestions.suggest(UNKNOWN, MetricRequest(metric), catalog)).remedy
+
+    assert asyncio.run(run(Catalog(NAMES))) == remedy
+    assert asyncio.run(run(CatalogOfSeries(NAMES, existing=NAMES))) == remedy
+
+
 def test_suggested_metric_has_series() -> None:
     names = ("node_temperature", "node_temperatures", "rack_fan", "node_rack_fan")
     catalog = CatalogOfSeries(names, ["node_temperatures", "rack_fan"])

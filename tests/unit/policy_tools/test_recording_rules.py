@@ -158,6 +158,7 @@ def test_a_metric_with_a_recorded_name_that_no_run_prints_needs_no_rule() -> Non
     [
         ({"metric": "temp", "aggregate": "avg"}, NAMESPACED, "a mean needs all series"),
         ({"metric": "cpu_usage"}, NAMESPACED, "metrics-server"),
+        ({"metric": "predicted_cpu_share"}, CLUSTER, "nodewise computes its values"),
         ({"query": '{job="node"}'}, CLUSTER, "series of several metrics"),
         ({"metric": "temp", "maxAge": "30s"}, NAMESPACED, "age of 30s is less than 1m7.5s: give --interval 6.6s"),
         ({"metricname": "temp"}, TAS, "convert it with nodewise policy convert"),
