@@ -11,12 +11,12 @@ where the search takes too many steps.
 
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from time import thread_time
 from types import MappingProxyType
 from typing import Any, Final, NamedTuple
 
 from nodewise.base import quantity
 from nodewise.base.quantity import Quantity
-from nodewise.devices.device_selectors import evaluation_steps
 from nodewise.devices.resource_claims import (
     MOST_REQUEST_BYTES,
     ClaimRequest,
@@ -42,8 +42,12 @@ from nodewise.devices.resource_slices import (
 from nodewise.kube.pod_requests import RequestingContainer, RequestingSpec
 
 MOST_STEPS: Final = 4_000
-"""Steps of a search at most: devices that are examined, and evaluations of selectors. A step takes about 10
-microseconds. Real claims need a few times the devices of the node."""
+"""Steps of a search at most: devices and constraints that are examined, and the processor time of selectors. Real
+claims need a few times the devices of the node."""
+_STEP_S: Final = 10e-6
+"""The processor time of a step."""
+MOST_REQUESTS: Final = 100
+"""The most requests, and the most devices, of all claims of a pod: the search is recursive."""
 _MOST_DEVICES: Final = 32
 """The most devices of a claim in the API."""
 
@@ -161,6 +165,8 @@ class _Search:
     ) -> None:
         if any(claim.is_too_large for claim in claims):
             raise _UnknownResultError(f"a claim has more than {MOST_REQUEST_BYTES} bytes of requests")
+        if sum(1 + len(claim.requests) for claim in claims) > MOST_REQUESTS:
+            raise _UnknownResultError(f"the claims of the pod have more than {MOST_REQUESTS} requests")
         self.result: list[PredictedDevice] = []
         self.problem = ""
         """Why devices of a pool may be missing."""
@@ -200,6 +206,7 @@ class _Search:
         return self._request(0, 0)
 
     def _wanted(self, claim: int, name: str, form: DeviceRequest) -> _Wanted:
+        self._count_steps(1)
         if form.has_derived_attributes or form.is_unknown_form:
             raise _UnknownResultError(f"request {name} has a form that is not supported")
         device_class = self._classes.get(form.device_class)
@@ -253,6 +260,8 @@ class _Search:
         usable = self._usable(wanted, candidate)
         if usable is None:
             return False
+        if len(self.result) >= MOST_REQUESTS:
+            raise _UnknownResultError(f"the claims of the pod have more than {MOST_REQUESTS} devices")
         consumed, counters = usable
         device, claim, is_shared = candidate.device, wanted.claim, candidate.device.allow_multiple_allocations
         self.result.append(
@@ -309,8 +318,9 @@ class _Search:
 
     def _is_selected(self, wanted: _Wanted, device: Device) -> bool:
         for expression in wanted.selectors:
-            self._count_steps(evaluation_steps(expression))
+            start = thread_time()
             is_match = self._matches(expression, device)
+            self._count_steps(1 + int((thread_time() - start) / _STEP_S))
             if is_match is None:
                 raise _UnknownResultError(f"selector of request {wanted.path} cannot be evaluated")
             if not is_match:
@@ -328,6 +338,7 @@ class _Search:
         if not requested.keys() <= device.capacity.keys():
             return None
         held = [] if is_empty else self._sharing.get(candidate.id, [])
+        self._count_steps(len(held) // 8)
         others = EMPTY if is_empty else self._use.shared.get(candidate.id, EMPTY)
         consumed = {}
         for name, capacity in device.capacity.items():
@@ -365,6 +376,7 @@ class _Search:
     def _constraints_are_met(self, wanted: _Wanted, device: Device) -> bool:
         """Whether the device may be added to those that the claim has so far."""
         for constraint in self._constraints[wanted.claim]:
+            self._count_steps(1)
             if _applies(constraint, wanted.path):
                 others = [
                     each.device

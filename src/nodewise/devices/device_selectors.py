@@ -4,9 +4,10 @@ A result is true, false or None (unknown). It is unknown where kube-scheduler wo
 expression uses a function of Kubernetes that is not implemented here, and where the expression costs too much; the
 devices of the node are then not predicted, and the node is never rejected for it.
 
-Tenants write expressions. The library refuses more than 10,000 iterations, and an expression may have as many
-characters as in the API, with a loop fewer. Quantities and versions are maps with one key here, since the library has
-no types of its own. Source: Kubernetes 1.37 `dynamic-resource-allocation/cel/compile.go`,
+Tenants write expressions. The library refuses more than 10,000 iterations, but nested loops, bindings and replacements
+multiply time and text, so an expression with them may have few characters. Quantities and versions are maps with one
+key here, since the library has no types of its own. Without the library, which has no package for some platforms, all
+results are unknown. Source: Kubernetes 1.37 `dynamic-resource-allocation/cel/compile.go`,
 `apiserver/pkg/cel/library/quantity.go` and `semverlib.go`.
 """
 
@@ -18,14 +19,10 @@ from typing import Any, Final
 from nodewise.base import quantity
 from nodewise.devices.resource_slices import Device, SemanticVersion
 
-_LONGEST: Final = 2048
-"""The most characters of an expression that is evaluated. Tenants write expressions, and a compiled program takes about
-120 bytes for each character.
+_LONGEST: Final = (2048, 1024, 256)
+"""The most characters of an expression that is evaluated, by the number of parts that multiply time or text. An
+evaluation then takes at most about 40 ms, and a compiled program about 120 bytes for each character.
 """
-_LONGEST_LOOP: Final = 1024
-"""The most characters of an expression with a loop, whose time grows with the product of lists and bodies."""
-_LOOP_STEPS: Final = 50
-_STEP_CHARACTERS: Final = 256
 _MOST_EXPRESSIONS: Final = 128
 _MOST_RESULTS: Final = 1 << 14
 _QUANTITY: Final = "quantity"
@@ -33,9 +30,15 @@ _VERSION: Final = "semver"
 _DOMAIN: Final = re.compile(
     r"""(device\s*\.\s*(?:attributes|capacity)\s*\[)\s*("[^"\\]*"|'[^'\\]*'|device\s*\.\s*driver)\s*\]"""
 )
-_LOOP: Final = re.compile(r"\.\s*(?:all|exists|exists_one|existsOne|filter|map|transform\w*)\s*\(")
-_READS_ALL: Final = re.compile(rf"\\|\bsize\b|{_LOOP.pattern}")
-"""Expressions that may read an attribute without its name."""
+_MULTIPLYING: Final = re.compile(
+    r"\b(?:all|bind|exists\w*|filter|format|join|map|opt\w*Map|quote|replace|transform\w*)\b"
+)
+"""Also in strings and comments, which are not distinguished."""
+_PLAIN_READ: Final = re.compile(
+    rf"""{_DOMAIN.pattern}\s*\.\s*\??\s*[a-zA-Z_]|\bdevice\s*\.\s*(?:driver|allowMultipleAllocations|capacity)\b"""
+    r"""|\bin\s+device\s*\.\s*attributes\b(?!\s*[.\[])"""
+)
+"""Reads that name the attribute."""
 _SEMVER: Final = re.compile(
     r"(0|[1-9]\d*)\.(0|[1-9]\d*)\.(0|[1-9]\d*)(?:-([0-9A-Za-z-]+(?:\.[0-9A-Za-z-]+)*))?(?:\+[0-9A-Za-z.-]+)?"
 )
@@ -43,7 +46,7 @@ _SEMVER: Final = re.compile(
 
 def device_matches(expression: str, device: Device) -> bool | None:
     """Whether a device matches an expression; None if that is unknown. Results for equal devices are kept."""
-    if not 0 < len(expression) <= (_LONGEST_LOOP if _has_loop(expression) else _LONGEST):
+    if not 0 < len(expression) <= _LONGEST[0] or not _is_cheap(expression):
         return None
     reads_all = _reads_all(expression)
     # with their types, because True == 1
@@ -59,13 +62,16 @@ def device_matches(expression: str, device: Device) -> bool | None:
     )
 
 
-def evaluation_steps(expression: str) -> int:
-    """The time of an evaluation, in steps of a search for devices of about 10 microseconds."""
-    return 1 + len(expression) // _STEP_CHARACTERS + (_LOOP_STEPS if _has_loop(expression) else 0)
+@lru_cache(_MOST_EXPRESSIONS)
+def _is_cheap(expression: str) -> bool:
+    multiplying = len(_MULTIPLYING.findall(expression))
+    return multiplying < len(_LONGEST) and len(expression) <= _LONGEST[multiplying]
 
 
-_has_loop = lru_cache(_MOST_EXPRESSIONS)(lambda expression: _LOOP.search(expression) is not None)
-_reads_all = lru_cache(_MOST_EXPRESSIONS)(lambda expression: _READS_ALL.search(expression) is not None)
+@lru_cache(_MOST_EXPRESSIONS)
+def _reads_all(expression: str) -> bool:
+    """Whether it may read an attribute without its name."""
+    return re.search(r"\bdevice\b", _PLAIN_READ.sub("", expression)) is not None
 
 
 @lru_cache(_MOST_EXPRESSIONS * 32)
@@ -118,7 +124,7 @@ def _compile(expression: str) -> Any:
     """
     try:
         return _environment().compile(_DOMAIN.sub(r"\1?\2].orValue(dyn({}))", expression))
-    except (RuntimeError, ValueError, TypeError):
+    except (ImportError, RuntimeError, ValueError, TypeError):
         return None
 
 

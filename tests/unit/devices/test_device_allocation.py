@@ -1,7 +1,12 @@
 """The search of kube-scheduler for devices: its order, and where its result is unknown."""
 
+import itertools
 from typing import Any
 
+import msgspec
+import pytest
+
+from nodewise.devices import device_allocation
 from nodewise.devices.device_allocation import (
     DeviceUse,
     NotPredicted,
@@ -12,7 +17,13 @@ from nodewise.devices.device_allocation import (
     predict_devices,
 )
 from nodewise.devices.device_selectors import device_matches
-from nodewise.devices.resource_claims import ClaimRequest, DeviceClass, DeviceRequest, ResourceClaim
+from nodewise.devices.resource_claims import (
+    ClaimRequest,
+    DeviceClass,
+    DeviceConstraint,
+    DeviceRequest,
+    ResourceClaim,
+)
 from nodewise.devices.resource_slices import (
     CounterConsumption,
     Device,
@@ -101,15 +112,37 @@ def test_search_of_a_hostile_claim_ends_without_a_prediction() -> None:
     assert "steps" in result.reason
 
 
-def test_budget_ends_searches_and_loops_cost_more() -> None:
+def test_budget_ends_searches_and_counts_the_time_of_selectors(monkeypatch: pytest.MonkeyPatch) -> None:
     pools = [pool("p", *[device(f"g{at}") for at in range(100)])]
     budget = SearchBudget(150)
-    looping = DeviceRequest("r", "gpu", selectors=("[1].exists(x, x == 2)",))
+    slow = DeviceRequest("r", "gpu", selectors=("false",))
     assert predict_devices(pools, [claim(gpus(20))], CLASSES, NOTHING_IN_USE, device_matches, budget)
-    assert budget.left == 130
-    result = predict_devices(pools, [claim(looping)], CLASSES, NOTHING_IN_USE, device_matches, budget)
+    assert budget.left == 129
+    seconds = itertools.count(0.0, 0.0005)
+    monkeypatch.setattr(device_allocation, "thread_time", lambda: next(seconds))
+    result = predict_devices(pools, [claim(slow)], CLASSES, NOTHING_IN_USE, device_matches, budget)
     assert isinstance(result, NotPredicted)
     assert budget.left < 0
+
+
+def test_claims_that_nest_deeper_than_the_search_are_not_predicted() -> None:
+    many = [ResourceClaim(metadata=DeviceObjectMetadata(name=f"c{at}")) for at in range(2_000)]
+    result = predict_devices([], many, CLASSES, NOTHING_IN_USE, device_matches)
+    assert result == NotPredicted("the claims of the pod have more than 100 requests")
+    pools = [pool("p", *[device(f"g{at}") for at in range(128)])]
+    for count, is_known in ((25, True), (26, False)):
+        claims = [claim(gpus(count)) for _ in range(4)]
+        result = predict_devices(pools, claims, CLASSES, NOTHING_IN_USE, device_matches)
+        assert isinstance(result, NotPredicted) is not is_known
+
+
+def test_constraints_count_as_steps() -> None:
+    pools = [pool("p", *[device(f"g{at}", attributes={"d/x": 1}) for at in range(64)])]
+    constrained = claim(gpus(20))
+    constraints = tuple(DeviceConstraint((), "d/x") for _ in range(300))
+    constrained = msgspec.structs.replace(constrained, constraints=constraints)
+    result = predict_devices(pools, [constrained], CLASSES, NOTHING_IN_USE, device_matches)
+    assert isinstance(result, NotPredicted)
 
 
 def test_device_whose_counters_are_used_up_is_blocked() -> None:

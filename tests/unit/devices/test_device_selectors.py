@@ -1,8 +1,11 @@
 """CEL selectors of devices, with the functions of Kubernetes."""
 
+import sys
+
 import pytest
 
 from nodewise.base import quantity
+from nodewise.devices import device_selectors
 from nodewise.devices.device_selectors import device_matches
 from nodewise.devices.resource_slices import Device, DeviceCapacity, SemanticVersion
 
@@ -73,7 +76,14 @@ NESTED = f"[{','.join('1' for _ in range(60))}]"
         'quantity("many") == quantity("1")',
         "[1, 2].unknownFunction() == 3",
         f'{" " * 11_000}device.driver == "gpu.example.com"',
-        f"{NESTED}.all(a, {NESTED}.all(b, {NESTED}.all(c, a + b + c == 3)))",
+        f"{NESTED}.all(a, {NESTED}.all(b, a + b == 2))",
+        f'{NESTED}.all(a, device.driver != "") //{" " * 1_000}',
+        f"[1].all//\n(a, [1].exists//\n(b, [1].exists_one//\n(c, a + b + c == 3))) //{' ' * 200}",
+        'cel.bind(a, "aaaa", cel.bind(b, a + a + a, cel.bind(c, b + b + b, c != "")))',
+        'optional.of("a").optMap(a, optional.of(a + a).optMap(b, [b, b].map(c, c + c)))',
+        '"a".replace("a", "aa").replace("a", "aa").replace("a", "aa") != ""',
+        'strings.quote(strings.quote(strings.quote("x"))) != ""',
+        '"aa".split("").join("aa").split("").join("aa").split("").join("aa") != ""',
     ],
     ids=lambda expression: expression.strip()[:40] or "empty",
 )
@@ -85,6 +95,31 @@ def test_attribute_of_a_newer_type_makes_only_expressions_that_read_it_unknown()
     device = Device(driver="d", pool="p", name="n", attributes={"d/future": None, "d/model": "A"})
     assert device_matches('device.attributes["d"].model == "A"', device) is True
     assert device_matches('device.attributes["d"].future == 1', device) is None
+
+
+@pytest.mark.parametrize(
+    "expression",
+    [
+        'device.attributes["d"]["mod" + "el"] == "A"',
+        '("mod" + "el") in device.attributes["d"]',
+        'device.attributes["d"] == {"x": 1}.transformMap(k, v, "A")',
+        'cel.bind(d, device, d.attributes["d"]["mod" + "el"] == "A")',
+        'device . attributes [ "d" ] [ "mod" + "el" ] == "A"',
+        "device.attributes['d']['mod' + 'el'] == 'A'",
+    ],
+)
+def test_attribute_that_is_read_without_its_name_counts(expression: str) -> None:
+    results = {
+        device_matches(expression, Device(driver="d", pool="p", name="n", attributes=attributes))
+        for attributes in ({"d/model": "A"}, {"d/other": "B"})
+    }
+    assert len(results) == 2 or results == {None}
+
+
+def test_selectors_are_unknown_without_the_library(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "cel_expr_python", None)
+    device_selectors._environment.cache_clear()
+    assert device_matches('device.driver == "without-the-library"', DEVICE) is None
 
 
 def test_devices_that_differ_in_an_attribute_of_the_expression_have_their_own_results() -> None:

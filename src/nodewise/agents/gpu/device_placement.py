@@ -81,6 +81,9 @@ def device_demand(
         resource_claims.ClaimingPodSpec(getattr(spec, "resource_claims", None)),
         resource_claims.ClaimingPodStatus(getattr(status, "resource_claim_statuses", None)),
     )
+    if len(references) > device_allocation.MOST_REQUESTS:
+        reason = f"the claims of the pod have more than {device_allocation.MOST_REQUESTS} requests"
+        return DeviceDemand((), reason=reason)
     wanted, keys = [], []
     for reference in references:
         claim = claims.get((pod.metadata.namespace, reference.claim))
