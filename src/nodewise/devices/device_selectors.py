@@ -46,7 +46,10 @@ _SEMVER: Final = re.compile(
 
 def device_matches(expression: str, device: Device) -> bool | None:
     """Whether a device matches an expression; None if that is unknown. Results for equal devices are kept."""
-    if not 0 < len(expression) <= _LONGEST[0] or not _is_cheap(expression):
+    if not 0 < len(expression) <= _LONGEST[0]:
+        return None
+    multiplying = count_multiplying_parts(expression)
+    if multiplying >= len(_LONGEST) or len(expression) > _LONGEST[multiplying]:
         return None
     reads_all = _reads_all(expression)
     # with their types, because True == 1
@@ -63,9 +66,9 @@ def device_matches(expression: str, device: Device) -> bool | None:
 
 
 @lru_cache(_MOST_EXPRESSIONS)
-def _is_cheap(expression: str) -> bool:
-    multiplying = len(_MULTIPLYING.findall(expression))
-    return multiplying < len(_LONGEST) and len(expression) <= _LONGEST[multiplying]
+def count_multiplying_parts(expression: str) -> int:
+    """The number of loops, bindings and other parts that multiply time or text. Without one an evaluation is fast."""
+    return len(_MULTIPLYING.findall(expression))
 
 
 @lru_cache(_MOST_EXPRESSIONS)

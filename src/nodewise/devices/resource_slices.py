@@ -212,6 +212,8 @@ class DevicePool(NamedTuple):
     """By name."""
     problem: str = ""
     """Why kube-scheduler allocates no devices of the pool, such as `1 of 2 slices`; empty if it does."""
+    with_binding_conditions: tuple[ResourceSlice, ...] = ()
+    """The slices with a device that has binding conditions."""
 
     @property
     def counter_sets(self) -> Mapping[str, Amounts]:
@@ -257,7 +259,8 @@ def build_pool(slices: Iterable[ResourceSlice]) -> DevicePool:
         problem = f"found {len(newest)} of {expected} slices of generation {generation}"
     elif len(set(names)) < len(names):
         problem = "found two devices of one name"
-    return DevicePool(newest[0].pool_id, newest, problem)
+    conditional = tuple(item for item in newest if any(device.binding_conditions for device in item.devices))
+    return DevicePool(newest[0].pool_id, newest, problem, conditional)
 
 
 def build_pools(slices: Iterable[ResourceSlice]) -> list[DevicePool]:

@@ -115,7 +115,7 @@ def test_search_of_a_hostile_claim_ends_without_a_prediction() -> None:
 def test_budget_ends_searches_and_counts_the_time_of_selectors(monkeypatch: pytest.MonkeyPatch) -> None:
     pools = [pool("p", *[device(f"g{at}") for at in range(100)])]
     budget = SearchBudget(150)
-    slow = DeviceRequest("r", "gpu", selectors=("false",))
+    slow = DeviceRequest("r", "gpu", selectors=("[1].exists(x, x == 2)",))
     assert predict_devices(pools, [claim(gpus(20))], CLASSES, NOTHING_IN_USE, device_matches, budget)
     assert budget.left == 129
     seconds = itertools.count(0.0, 0.0005)

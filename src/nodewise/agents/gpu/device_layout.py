@@ -139,7 +139,8 @@ class DeviceLayoutBuilder:
         """Count the pods that have devices again, and build the tables."""
         classes: Counter[PodClass] = Counter()
         claims = 0
-        for number, devices in enumerate(inventory.nodes.values()):
+        with_holders = [devices for devices in inventory.nodes.values() if devices.holders]
+        for number, devices in enumerate(with_holders):
             for (namespace, pod), milli in _requests_of_holders(devices).items():
                 known = pods.get((namespace, pod))
                 cpu = 0 if known is None else cpu_milli(known, known.status)
