@@ -24,7 +24,8 @@ _LONGEST: Final = (2048, 1024, 256)
 evaluation then takes at most about 40 ms, and a compiled program about 120 bytes for each character.
 """
 _MOST_EXPRESSIONS: Final = 128
-_MOST_RESULTS: Final = 1 << 14
+_MOST_RESULTS: Final = 1 << 12
+"""A result takes up to about 4 KB, if the expression reads all attributes of a device."""
 _QUANTITY: Final = "quantity"
 _VERSION: Final = "semver"
 _DOMAIN: Final = re.compile(

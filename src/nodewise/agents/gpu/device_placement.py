@@ -49,6 +49,8 @@ _MOST_STEPS: Final = 6_000
 points until the next pod with this request."""
 _EXPECTED_S: Final = 10.0
 """After this time an allocation that was not seen does not count."""
+_MOST_EXPECTED: Final = 256
+"""Pods whose allocation was not seen; of more, the oldest do not count. Tenants choose how many pods never bind."""
 
 
 class DeviceDemand(NamedTuple):
@@ -265,6 +267,8 @@ class DevicePredictions:
         prediction = predict_devices(of_node.pools, demand.claims, self._classes, use, device_matches)
         if prediction and not isinstance(prediction, NotPredicted):
             self._expected[pod] = _Expected(node, prediction, demand.keys, now + _EXPECTED_S)
+            if len(self._expected) > _MOST_EXPECTED:
+                del self._expected[next(iter(self._expected))]
 
     def forget_seen(
         self,

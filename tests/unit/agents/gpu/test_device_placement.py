@@ -8,6 +8,7 @@ import pytest
 
 from nodewise.agent import ClusterState, Names, NodeIndex, ObjectKey, Snapshot
 from nodewise.agent.state import Change
+from nodewise.agents.gpu import device_placement
 from nodewise.agents.gpu.agent import GpuAgent
 from nodewise.agents.gpu.gpu_pod_fields import RequestedGpuPod
 from nodewise.agents.gpu.node_gpus import GpuNode
@@ -210,6 +211,13 @@ def test_expected_device_is_free_again_after_a_time() -> None:
     cluster.decide(pod("p0", "c0"))
     cluster.apply(now=60.0)
     assert cluster.decide(pod("p1", "c1"))[1][2] == "devices gpu: gpu-1"
+
+
+def test_only_the_newest_pods_that_were_not_seen_count(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(device_placement, "_MOST_EXPECTED", 1)
+    cluster = Cluster("pack", *THREE, *HELD, *[claim(f"c{at}") for at in range(3)])
+    devices = [cluster.decide(pod(f"p{at}", f"c{at}"))[1][2] for at in range(3)]
+    assert devices == ["devices gpu: gpu-1", "devices gpu: gpu-3", "devices gpu: gpu-1"]
 
 
 def test_partition_blocks_the_partitions_that_overlap_it() -> None:
