@@ -136,6 +136,47 @@ def test_pods_prefer_the_best_class_of_a_metric(
     assert [request for request in audit_log.requests(ACCOUNT) if request.is_refused] == []
 
 
+def test_labels_survive_a_new_leader_and_follow_edits_and_modes(
+    plane: ControlPlane, sandbox: Sandbox, metrics: FakeCustomMetricsApi, account: User, tmp_path: Path
+) -> None:
+    api = sandbox.api
+    sandbox.nodes(*map(kubernetes_objects.node, NODES))
+    metrics.set("power", {name: number for number, name in enumerate(NODES)})
+    rank = {"metric": "power", "order": "Ascending"}
+    more = {
+        "kept": {},
+        "percent": {"mode": "Canary", "canary": {"percent": 50}},
+        "canary": {"mode": "Canary", "canary": {"podSelector": {"matchLabels": {"track": "canary"}}}},
+        "harmful": {"avoid": [{"metric": "power", "above": 90}], "guard": {"maxRejectedShare": "0.5"}},
+        "dropped": {"avoid": [{"metric": "power", "above": 90}]},
+    }
+    policies = {app: create_policy(sandbox, app, prefer=[rank], **spec) for app, spec in more.items()}
+    uids = {app: each["metadata"]["uid"] for app, each in policies.items()}
+    path = f"/apis/{GROUP}/namespaces/{sandbox.namespace}/placementpolicies"
+    expected = {name: str(1 + number // 2) for number, name in enumerate(NODES)}
+    controller = partial(extender_process.controller, account, tmp_path, "--namespace=nodewise")
+    with controller():
+        for app in ("kept", "canary", "harmful", "dropped"):
+            wait(f"nodes have classes of {app}", partial(has_classes, api, uids[app], expected))
+        assert preferred_terms(admitted(sandbox, "canary")) == []
+    assert classes(api, uids["percent"]) == {}
+    generation = policies["harmful"]["metadata"]["generation"]
+    stepped_back = {"generation": generation, "time": "2026-01-01T00:00:00Z", "message": "harm"}
+    api.patch(f"{path}/harmful/status", {"status": {"steppedBack": stepped_back}})
+    api.patch(f"{path}/canary", {"spec": {"mode": "Shadow"}})
+    api.patch(f"{path}/dropped", {"spec": {"prefer": None}})
+    metrics.fail("power")
+    with controller():
+        for app in ("harmful", "canary", "dropped"):
+            wait(f"no node has classes of {app}", partial(has_classes, api, uids[app], {}))
+            assert preferred_terms(admitted(sandbox, app)) == []
+        assert classes(api, uids["kept"]) == expected
+        metrics.set("power", {name: number for number, name in enumerate(NODES)})
+        api.patch(f"{path}/kept", {"spec": {"prefer": [rank | {"order": "Descending"}]}})
+        turned = {name: str(6 - int(number)) for name, number in expected.items()}
+        wait("nodes have the classes of the new order", partial(has_classes, api, uids["kept"], turned))
+
+
 PODS: Final = 100
 _PERIOD_S: Final = 0.1
 _USE_MILLI: Final = 120
