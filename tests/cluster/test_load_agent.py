@@ -1,5 +1,7 @@
 """The agent load with a real API server and kube-scheduler, and a metrics server with set values."""
 
+import asyncio
+import time
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
@@ -7,12 +9,21 @@ from pathlib import Path
 import httpx2
 import pytest
 
-from tests.cluster import extender_process, fake_metrics_server, kubernetes_objects
+from nodewise_scorers.load.bound_load import POD_REQUESTS
+from nodewise_scorers.load.state import NODE_REQUESTS, PRESSURE_REQUESTS
+from tests.cluster import (
+    debian_packages,
+    extender_process,
+    fake_metrics_server,
+    kubernetes_objects,
+)
 from tests.cluster.api_client import Object
 from tests.cluster.controlplane import ControlPlane
 from tests.cluster.extender_process import ExtenderProcess
 from tests.cluster.fake_metrics_server import FakeResourceMetricsApi
 from tests.cluster.namespace_sandboxes import Sandbox, node_of, wait
+from tests.cluster.prometheus_process import PrometheusProcess
+from tests.unit.metrics import prometheus_suite
 
 NODES = tuple(f"node-{number}" for number in range(10))
 BUSY = NODES[3:5]
@@ -69,3 +80,62 @@ def test_a_burst_is_spread_and_spares_the_busy_nodes(
     assert busy["in_flight_share"] == 0
     scored = nodewise.decisions(names[-1])[-1]
     assert scored["scores"][BUSY[0]] < scored["scores"][NODES[0]]
+
+
+def scraped_usage(now: float) -> Iterator[str]:
+    """Four minutes of node exporter, and of cAdvisor with the pressure of nodes, for the nodes a and b.
+
+    Two jobs scrape the kubelet, as with the Prometheus operator and with annotations.
+    """
+    pod_labels = 'namespace="shop",pod="web-1"'
+    for step in range(8, -1, -1):
+        elapsed_s = 240 - 30 * step
+        for node, idle, waiting in (("a", 0.25, 0.6), ("b", 0.9, 0.0)):
+            host = f'node="{node}",instance="{node}:9100"'
+            series = {
+                f'node_cpu_seconds_total{{{host},cpu="0",mode="idle"}}': idle * elapsed_s,
+                f'node_cpu_seconds_total{{{host},cpu="1",mode="idle"}}': idle * elapsed_s,
+                f"node_memory_MemTotal_bytes{{{host}}}": 4e9,
+                f"node_memory_MemAvailable_bytes{{{host}}}": 3e9,
+            }
+            for job in ("kubelet", "kubernetes-cadvisor"):
+                kubelet = f'node="{node}",instance="{node}:10250",job="{job}"'
+                for resource in ("cpu", "memory"):
+                    name = f"container_pressure_{resource}_waiting_seconds_total"
+                    series[f'{name}{{{kubelet},id="/"}}'] = waiting * elapsed_s
+                    series[f'{name}{{{kubelet},id="/kubepods.slice"}}'] = elapsed_s
+                if node == "a":
+                    cpu, memory = "container_cpu_usage_seconds_total", "container_memory_working_set_bytes"
+                    for container, cores in (("main", 0.5), ("proxy", 0.25)):
+                        labels = f'{kubelet},{pod_labels},container="{container}",id="/{container}"'
+                        series |= {f"{cpu}{{{labels}}}": cores * elapsed_s, f"{memory}{{{labels}}}": 1e8}
+                    whole = f'{kubelet},{pod_labels},container="",id="/pod"'
+                    series |= {f"{cpu}{{{whole}}}": 0.75 * elapsed_s, f"{memory}{{{whole}}}": 3e8}
+            for text, value in series.items():
+                yield f"{text} {value} {now - 30 * step:.3f}"
+
+
+def test_prometheus_has_the_usage_and_the_pressure_of_nodes_and_the_usage_of_pods(
+    prometheus_programs: debian_packages.PrometheusPrograms, tmp_path: Path
+) -> None:
+    prometheus = PrometheusProcess(prometheus_programs, tmp_path, {})
+    prometheus.hold_samples(scraped_usage(time.time()))
+    prometheus.start()
+
+    async def fetch_all() -> list[dict[str, float]]:
+        source = prometheus_suite.source(prometheus.url)
+        try:
+            requests = (*NODE_REQUESTS, *PRESSURE_REQUESTS, *POD_REQUESTS)
+            return [prometheus_suite.values(await source.fetch(each, time.time())) for each in requests]
+        finally:
+            await source.close()
+
+    try:
+        cpu, memory, cpu_pressure, memory_pressure, pod_cpu, pod_memory = asyncio.run(fetch_all())
+    finally:
+        prometheus.stop()
+    assert cpu == pytest.approx({"a": 1.5, "b": 0.2}, abs=0.01)
+    assert memory == pytest.approx({"a": 1e9, "b": 1e9})
+    assert cpu_pressure == memory_pressure == pytest.approx({"a": 0.6, "b": 0.0}, abs=0.01)
+    assert pod_cpu == pytest.approx({"shop/web-1": 0.75}, abs=0.01)
+    assert pod_memory == pytest.approx({"shop/web-1": 2e8})

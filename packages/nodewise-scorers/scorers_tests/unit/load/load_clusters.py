@@ -137,9 +137,9 @@ class LoadCluster:
         """The share of the time in which tasks wait for the CPU."""
         self.metrics = self.metrics.with_series(metric(PRESSURE_REQUESTS[0].key, cpu, NOW + at))
 
-    def state(self, at: float = 0.0) -> LoadState:
+    def cluster_state(self, at: float = 0.0) -> ClusterState:
         changes, self._changes = self._changes, {}
-        state = ClusterState(
+        return ClusterState(
             self.index,
             {BOUND_PODS: dict(self.pods)},
             self.metrics,
@@ -147,7 +147,9 @@ class LoadCluster:
             dict(self.nodes),
             changes=changes,
         )
-        return cooperative_scheduling.run_without_pauses(self.builder.build(state))
+
+    def state(self, at: float = 0.0) -> LoadState:
+        return cooperative_scheduling.run_without_pauses(self.builder.build(self.cluster_state(at)))
 
     def snapshot(self, at: float = 0.0) -> Snapshot:
         return Snapshot(self.index, {"load": self.state(at)}, NOW + at)
@@ -155,6 +157,10 @@ class LoadCluster:
     def restart(self) -> None:
         """nodewise restarts: only the objects and the statistics are left."""
         self.builder = LoadStateBuilder(self._estimate)
+        self.read_again()
+
+    def read_again(self) -> None:
+        """All objects are new, as after a lost watch."""
         self._changes = None
 
     def _change(self, kind: str, key: tuple[str, str], change: Change[Any]) -> None:

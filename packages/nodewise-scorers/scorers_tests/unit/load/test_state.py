@@ -1,8 +1,36 @@
 """The predicted load of nodes: statistics, pods in flight, and what is learned of owners."""
 
+import json
+from typing import Any
+
+import msgspec
+import numpy as np
 import pytest
 
-from scorers_tests.unit.load.load_clusters import LoadCluster, bound_pod, in_flight_milli
+from nodewise.agent import Names
+from nodewise_scorers.load import LoadAgentOptions
+from nodewise_scorers.load.agent import LoadAgent
+from nodewise_scorers.load.bound_pods import OwnedPod
+from nodewise_scorers.load.node_forecasts import PROFILES
+from nodewise_scorers.load.placements import PLACEMENTS
+from scorers_tests.unit.load import load_clusters
+from scorers_tests.unit.load.load_clusters import LoadCluster, bound_pod, in_flight_milli, pod_body
+
+
+def waiting_pod(name: str, cpu: str = "1", **more: Any) -> OwnedPod:
+    return msgspec.json.decode(json.dumps(pod_body(name, cpu=cpu, **more)), type=OwnedPod)
+
+
+def points(cluster: LoadCluster, at: float = 0.0, placement: Any = "projected") -> list[int]:
+    """The scores of all nodes."""
+    snapshot = cluster.snapshot(at)
+    candidates = Names(snapshot.nodes, np.arange(len(snapshot.nodes)))
+    scores = LoadAgent(LoadAgentOptions(load_placement=placement)).score(
+        waiting_pod("web"), candidates, snapshot
+    )
+    assert scores is not None
+    result: list[int] = scores.points.tolist()
+    return result
 
 
 def test_a_bound_pod_counts_until_the_window_of_the_statistics_began_after_its_start() -> None:
@@ -112,3 +140,57 @@ def test_a_restart_of_nodewise_or_of_a_container_counts_no_pod_again() -> None:
     assert in_flight_milli(cluster.state(1)) == [0]
     cluster.restart()
     assert in_flight_milli(cluster.state(2)) == [0]
+
+
+@pytest.mark.parametrize("placement", PLACEMENTS)
+def test_a_node_without_capacity_affects_no_other_node(placement: str) -> None:
+    cluster = LoadCluster("busy", "calm", "empty")
+    cluster.measure({"busy": 8.0, "calm": 1.0})
+    expected = points(cluster, placement=placement)
+    assert max(expected) > 0
+    cluster.nodes["", "empty"] = load_clusters.node("empty", cpu="0", memory="0")
+    cluster.restart()
+    cluster.measure({"busy": 8.0, "calm": 1.0, "empty": 1.0})
+    assert points(cluster, placement=placement) == expected
+
+
+def test_a_pod_that_was_just_prioritized_counts_for_five_seconds_after_a_quiet_period() -> None:
+    cluster = LoadCluster("a", "b")
+    cluster.measure({"a": 1.0, "b": 1.0}, at=0)
+    cluster.state(0)
+    cluster.builder.count_prioritized(waiting_pod("web"), np.array([0]))
+    for at, counted in ((60, True), (64, True), (66, False)):
+        state = cluster.state(at)
+        assert (state.bound.prioritized.amounts[0, state.numbers[0]] > 0) == counted
+        assert (state.projected.requested[state.numbers[0]] > 0) == counted
+
+
+def test_requests_during_a_state_update_count_in_the_new_state() -> None:
+    cluster = LoadCluster("a", "b")
+    cluster.measure({"a": 1.0, "b": 1.0})
+    cluster.state()
+    for number in range(20):
+        cluster.builder.count_prioritized(waiting_pod(f"web-{number}"), np.array([0]))
+    build = cluster.builder.build(cluster.cluster_state(1))
+    try:
+        while True:
+            next(build)
+            cluster.builder.count_prioritized(waiting_pod("web-19"), np.array([1]))
+    except StopIteration as end:
+        state = end.value
+    assert state.projected.requested[state.numbers[:2]] == pytest.approx([19, 1])
+
+
+def test_the_profiles_of_pods_are_known_also_after_all_pods_are_read_again() -> None:
+    cluster = LoadCluster("a")
+    cluster.bind(bound_pod("p", "a", cpu="4", bound=4000, started=3990, owner="Job/x"))
+    for minute in range(30):
+        used = 2.0 + minute % 2
+        cluster.measure({"a": used}, at=60 * minute)
+        cluster.measure_pods({"p": used}, at=60 * minute)
+        cluster.state(60 * minute)
+    cluster.builder._forecasts[0].methods[:] = PROFILES
+    before = cluster.state(1741).predicted[0, 0]
+    assert before > 0.32
+    cluster.read_again()
+    assert cluster.state(1742).predicted[0, 0] == pytest.approx(before)

@@ -41,8 +41,9 @@ class LoadAgent(ScorePlugin[PodFields, LoadState], StateExporter[PodFields, Load
         numbers = candidates.numbers
         owner = state.bound.owners.find(bound_pods.owner_key(pod))
         scored = ScoredPod(bound_pods.pod_amounts(pod.spec), owner)
-        is_missing = np.isnan(state.used[CPU].take(numbers))
-        details = LoadDetails(state, numbers)
+        # also where the capacity is unknown
+        is_missing = np.isnan(state.predicted[CPU].take(numbers))
+        details = LoadDetails(state.shares, state.methods, numbers)
         if not is_missing.any():
             return Scores(placements.points(self._scores(scored, state, numbers)), details=details)
         points = np.full(len(numbers), self._missing)
@@ -56,7 +57,7 @@ class LoadAgent(ScorePlugin[PodFields, LoadState], StateExporter[PodFields, Load
         names = state.nodes.known
         selected = query.get("node")
         rows = ((number, name) for number, name in enumerate(names) if selected in (None, name))
-        details = LoadDetails(state, np.arange(len(names)))
+        details = LoadDetails(state.shares, state.methods, np.arange(len(names)))
         parts = []
         while part := list(islice(rows, _NODES_PER_PART)):
             parts += [
@@ -70,14 +71,17 @@ class LoadAgent(ScorePlugin[PodFields, LoadState], StateExporter[PodFields, Load
 class LoadDetails(NamedTuple):
     """What is known of each candidate (`agent.Details`)."""
 
-    state: LoadState
+    shares: NDArray[np.float32]
+    """`LoadState.shares`."""
+    methods: NDArray[np.int8]
+    """`LoadState.methods`."""
     candidates: NDArray[np.intp]
     """By candidate: the node's number."""
 
     @property
     def nbytes(self) -> int:
-        """The state is shared with the snapshot, and with other decisions of it."""
-        return self.candidates.nbytes + self.state.predicted.nbytes
+        """The shares are those of all decisions with the same state."""
+        return self.candidates.nbytes + self.shares.nbytes + self.methods.nbytes
 
     def text(self, candidate: int) -> str:
         """`cpu 62 % expected, of it 10 % in flight; memory 40 % expected`."""
@@ -101,20 +105,19 @@ class LoadDetails(NamedTuple):
 
         For CPU also the `forecast` method. Null without statistics.
         """
-        state, node = self.state, self.candidates[candidate]
+        node = self.candidates[candidate]
         result: dict[str, Any] = {}
         for number, resource in enumerate(RESOURCES):
-            capacity = float(state.capacity[number, node])
-            shares = {
-                "predicted_share": state.predicted[number, node],
-                "used_share": state.used[number, node] / capacity if capacity else np.nan,
-                "in_flight_share": state.in_flight[number, node] / capacity if capacity else np.nan,
-            }
+            shares = zip(
+                ("predicted_share", "used_share", "in_flight_share"),
+                self.shares[:, number, node],
+                strict=True,
+            )
             result[resource] = {
-                name: None if np.isnan(share) else round(float(share), 6) for name, share in shares.items()
+                name: None if np.isnan(share) else round(float(share), 6) for name, share in shares
             }
         if result["cpu"]["predicted_share"] is not None:
-            result["cpu"]["forecast"] = METHODS[state.methods[node]]
+            result["cpu"]["forecast"] = METHODS[self.methods[node]]
         return result
 
 

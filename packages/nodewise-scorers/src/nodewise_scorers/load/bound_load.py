@@ -118,7 +118,8 @@ class BoundLoad:
         self._pods_on: dict[str, int] = {}
         self._free: list[int] = []
         self.has_pod_samples = False
-        self._series: tuple[Series | None, ...] = (None,) * len(POD_REQUESTS)
+        self._series: Series | None = None
+        """The last samples of the pods' CPU."""
         self._sampled_at = -inf
 
     @property
@@ -138,17 +139,20 @@ class BoundLoad:
             self.owners.forget_pods()
             self._pods_on.clear()
             self.requested[:] = 0.0
-            pods = cluster_state.objects.get(BOUND_PODS, {}).values()
-            self.in_flight.keep_only({pod.metadata.uid for pod in pods})
         if cluster_state.nodes is not self.index:
             self._take_index(cluster_state.nodes)
             yield
         self.prioritized.expire(now)
         recent_from = now - 2 * window_s - MAX_LAG_S
+        gone = self.in_flight.uids() if cluster_state.changes is None else set()
         for number, (_, change) in enumerate(cluster_state.changes_of(BOUND_PODS), 1):
             self._apply_change(change.old, change.new, counted, ChangeTime(now, recent_from))
+            if gone and change.new is not None:
+                gone.discard(change.new.metadata.uid)
             if not number % _STRIDE:
                 yield
+        for uid in gone:
+            self.in_flight.remove(uid)
         return counted
 
     def _apply_change(  # complexity: the pod before, the pod after, and whether it is the same
@@ -228,35 +232,39 @@ class BoundLoad:
 
         Yields between parts.
         """
-        series = tuple(cluster_state.metrics.series.get(request.key) for request in POD_REQUESTS)
-        if series == self._series or series[0] is None:
+        cpu, used_memory = (cluster_state.metrics.series.get(request.key) for request in POD_REQUESTS)
+        if cpu is None or cpu is self._series:
             return None
-        self._series = series
+        self._series = cpu
         pods = cluster_state.objects.get(BOUND_PODS, {})
-        memory: Mapping[str, Sample] = {} if series[1] is None else series[1].samples
-        rows: list[tuple[float, ...]] = []
+        memory: Mapping[str, Sample] = {} if used_memory is None else used_memory.samples
+        table, known = np.empty((6, len(cpu.samples))), 0
         yield
-        for count, (name, sample) in enumerate(series[0].samples.items(), 1):
+        for count, (name, sample) in enumerate(cpu.samples.items(), 1):
             namespace, _, pod_name = name.partition("/")
             if (pod := pods.get((namespace, pod_name))) is not None:
-                started_at = (series[0].fetched_at if sample.at is None else sample.at) - sample.window_s
+                started_at = (cpu.fetched_at if sample.at is None else sample.at) - sample.window_s
                 row = self._pod_sample(pod, sample.value, memory.get(name), started_at)
-                rows += [row] if row is not None else []
+                if row is not None:
+                    table[:, known] = row
+                    known += 1
             if not count % _STRIDE:
                 yield
-        if not rows:
+        if not known:
             return None
-        numbers, ages_s, *columns = np.array(rows).T
+        numbers, ages_s, *columns = table[:, :known]
         usage, requests = np.stack(columns[:2]), columns[2:]
         steps = min(max((cluster_state.now - self._sampled_at) / SAMPLE_STEP_S, 0.0), MAX_STEPS)
         self._sampled_at = cluster_state.now
         samples = PodSamples(numbers.astype(np.intp), ages_s, usage, steps)
+        yield
         self.owners.observe(samples.numbers, samples.ages_s, usage)
+        yield
         for resource, requested in enumerate(requests):
-            known = ~np.isnan(usage[resource])
-            if known.any():
-                used = float((usage[resource] * requested)[known].sum())
-                self.owners.cluster_means[resource] = used / float(requested[known].sum())
+            has_usage = ~np.isnan(usage[resource])
+            if has_usage.any():
+                used = float((usage[resource] * requested)[has_usage].sum())
+                self.owners.cluster_means[resource] = used / float(requested[has_usage].sum())
         self.has_pod_samples = True
         return samples
 

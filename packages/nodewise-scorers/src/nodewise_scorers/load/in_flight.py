@@ -12,8 +12,8 @@ A pod that was just prioritized, and is not bound as far as is known, counts for
 nodes with the best score, because kube-scheduler chooses among them by its own scores.
 """
 
-from collections.abc import Callable, Container, Generator, Iterable
-from math import inf
+from collections.abc import Callable, Generator, Iterable
+from math import inf, isnan, nan
 from typing import Final, NamedTuple
 
 import msgspec
@@ -78,10 +78,10 @@ class PodsInFlight:
         return uid in self._pods
 
     def bind(self, uid: str, pod: InFlightPod, now: float) -> None:
-        """A pod is bound, or was when this process started. For a known pod, only the estimate changes."""
+        """A pod is bound, or was when this process started. The times of a known pod stay as they are."""
         known = self._pods.get(uid)
         if known is not None:
-            known.requests, known.estimate = pod.requests, pod.estimate
+            known.node, known.requests, known.estimate = pod.node, pod.requests, pod.estimate
             return
         self._pods[uid] = pod
         pod.bound_at, started_at = min(pod.bound_at, now), pod.started_at
@@ -95,9 +95,8 @@ class PodsInFlight:
             reported_at = max(min(started_at, now), pod.bound_at)
             pod.started_at = reported_at if pod.started_at == inf else min(pod.started_at, reported_at)
 
-    def keep_only(self, uids: Container[str]) -> None:
-        """Remove all other pods."""
-        self._pods = {uid: pod for uid, pod in self._pods.items() if uid in uids}
+    def uids(self) -> set[str]:
+        return set(self._pods)
 
     def remove(self, uid: str) -> None:
         """A pod left its node, or holds nothing any more."""
@@ -130,11 +129,12 @@ class PodsInFlight:
 class PrioritizedPod(NamedTuple):
     """A pod on its way to one of the nodes, or to none."""
 
-    at: float
     nodes: Ints
     amount: Amount
     application: int
     requests: Amount
+    at: float = nan
+    """When a cluster state was taken for the first time after that; NaN before."""
 
 
 class PrioritizedPods:
@@ -168,8 +168,11 @@ class PrioritizedPods:
 
     def expire(self, now: float) -> None:
         """Drop the pods that were prioritized too long ago, and those of a clock that was set back."""
-        for uid in [uid for uid, pod in self._pods.items() if not 0 <= now - pod.at <= PRIORITIZED_S]:
-            self.forget(uid)
+        for uid, pod in list(self._pods.items()):
+            if isnan(pod.at):
+                self._pods[uid] = pod._replace(at=now)
+            elif not 0 <= now - pod.at <= PRIORITIZED_S:
+                self.forget(uid)
         if not self._pods:
             self.amounts[:] = 0.0  # no rounding errors remain
 

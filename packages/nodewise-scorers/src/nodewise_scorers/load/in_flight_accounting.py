@@ -61,7 +61,6 @@ class InFlightAccounting:
         """
         self._bound = BoundLoad(estimate, from_binding=from_binding)
         self._capacity_milli = np.zeros(1)
-        self._now = 0.0
 
     def count(
         self, cluster_state: ClusterState, ends: Floats | float, window_s: float, used: Floats | None = None
@@ -72,7 +71,6 @@ class InFlightAccounting:
         is that of statistics without a time, which count as current.
         """
         bound, now = self._bound, cluster_state.now
-        self._now = now
         yield from bound.apply(cluster_state, window_s)
         yield from bound.take_pod_samples(cluster_state)
         yield from self._take_capacity(cluster_state)
@@ -104,7 +102,7 @@ class InFlightAccounting:
         bound, amounts = self._bound, bound_pods.pod_amounts(pod.spec)
         owner = bound.owners.find(bound_pods.owner_key(pod)) or Owner(("", "", ""), OTHERS)
         counted = PrioritizedPod(
-            self._now, bound.numbers[nodes], bound.estimate(owner, amounts, 0.0), OTHERS, amounts.counted
+            bound.numbers[nodes], bound.estimate(owner, amounts, 0.0), OTHERS, amounts.counted
         )
         bound.prioritized.count(pod.metadata.uid, counted)
 

@@ -51,8 +51,12 @@ PRESSURE_REQUESTS: Final = tuple(
     for resource in ("cpu", "memory")
 )
 """The share of the time in which some task of the node waited, by the kubelet's PSI (cAdvisor)."""
+_RESIDUAL_WEIGHT: Final = 0.1
+"""Of a new sample in the usage that profiles do not explain."""
 _STRIDE: Final = 64
 """Nodes between two yields."""
+_PRIORITIZED_STRIDE: Final = 8
+"""Pods that were just prioritized between two yields."""
 
 
 class NodeSamples(NamedTuple):
@@ -77,6 +81,9 @@ class LoadState(NamedTuple):
     """By resource: what is allocatable, in milli-CPU and bytes; 0 where unknown."""
     in_flight: Floats
     """By resource: the estimates of pods in flight, without those that were just prioritized."""
+    shares: NDArray[np.float32]
+    """What details show, by resource: `predicted`, `used` and `in_flight` as shares of what is allocatable. Decisions
+    refer to these numbers as long as they are stored, and not to the state."""
     methods: NDArray[np.int8]
     """The method of the CPU's forecast, by number in `node_forecasts.METHODS`."""
     requested: Floats
@@ -102,15 +109,16 @@ class LoadStateBuilder(StateBuilder[LoadState]):
         self._projected = ProjectedLoad(np.zeros(1))
         self._published = self._projected
         """Of the newest state; it includes the pods that were just prioritized."""
+        self._newly_prioritized: list[tuple[PrioritizedPod, int]] = []
+        """What requests change in `_published` while the next one is computed; -1 for what no longer counts."""
         self._forecasts = (NodeForecasts(1), NodeForecasts(1))
         self._residuals = np.zeros(1)
-        """The usage of each node that the profiles of its pods do not explain, in cores; decaying mean."""
+        """The usage of each node that the profiles of its pods do not explain, in milli-CPU; decaying mean."""
         self._capacity = np.zeros((2, 1))
         self._limits = np.zeros((2, 1))
         self._series: tuple[Any, ...] = ()
         """Of the last statistics."""
         self._samples: tuple[NodeSamples, ...] = ()
-        self._now = 0.0
 
     def metric_requests(self, objects: Mapping[str, Mapping[ObjectKey, Any]]) -> frozenset[MetricRequest]:  # noqa: ARG002
         """The usage of nodes and pods, and the pressure of nodes."""
@@ -119,7 +127,6 @@ class LoadStateBuilder(StateBuilder[LoadState]):
     def build(self, cluster_state: ClusterState) -> Generator[None, None, LoadState]:
         """Take the changes of pods, nodes and statistics."""
         bound, now = self._bound, cluster_state.now
-        self._now = now
         changed = yield from bound.apply(cluster_state, RATE_WINDOW_S)
         self._resize()
         if cluster_state.changes is None:
@@ -131,7 +138,9 @@ class LoadStateBuilder(StateBuilder[LoadState]):
         if pods is not None:
             known = pods.numbers >= 0
             self._profiles.observe(pods.numbers[known], pods.usage[CPU, known], pods.steps)
+            yield
         series = tuple(cluster_state.metrics.series.get(r.key) for r in (*NODE_REQUESTS, *PRESSURE_REQUESTS))
+        has_new_usage = series[:1] != self._series[:1]
         has_new_samples = series != self._series or not self._samples or cluster_state.changes is None
         self._series = series
         self._samples = tuple(self._node_samples(each, cluster_state.nodes, now) for each in series)
@@ -143,19 +152,23 @@ class LoadStateBuilder(StateBuilder[LoadState]):
         in_flight, missing_requests = yield from bound.in_flight.count(window, now)
         used = np.stack([cpu.values * 1000, memory.values])
         bound.take_node_usage(used, missing_requests)
-        peaks = self._forecast(used, in_flight)
-        yield
-        if has_new_samples or pods is not None or bound.lost_numbers:
+        must_update = has_new_samples or pods is not None or bool(bound.lost_numbers)
+        if must_update:
             forecast = self._profiles.forecast(
                 self._projected.requested_by_application(bound.owners.most),
                 float(bound.owners.cluster_means[CPU]),
             )
             yield
             yield from self._projected.update_parts(forecast)
+        if has_new_usage:
+            self._observe_residuals(used[CPU], in_flight[CPU])
+        peaks = yield from self._forecast(used, in_flight)
+        yield
+        if must_update:
             requested = np.maximum(bound.requested[CPU], 1e-9)
             included = np.clip(1 - missing_requests[CPU] / requested, 0.0, 1.0)
             self._projected.set_forecast(peaks[CPU] / 1000, included)
-        return self._state(used, in_flight, peaks)
+        return (yield from self._state(used, in_flight, peaks))
 
     def _count_pods(self, changed: Sequence[CountedPod]) -> Generator[None, None, None]:
         for number in self._bound.lost_numbers:
@@ -170,22 +183,29 @@ class LoadStateBuilder(StateBuilder[LoadState]):
             if not count % _STRIDE:
                 yield
 
-    def _state(self, used: Floats, in_flight: Floats, peaks: Floats) -> LoadState:
+    def _state(self, used: Floats, in_flight: Floats, peaks: Floats) -> Generator[None, None, LoadState]:
         bound, numbers = self._bound, self._bound.numbers
-        capacity = self._capacity[:, numbers]
-        with np.errstate(divide="ignore", invalid="ignore"):
-            predicted = (peaks + in_flight)[:, numbers] / capacity
-        self._published = self._projected.copy()
-        for pod in bound.prioritized.pods():
-            self._published.spread(pod.nodes, pod.application, pod.requests[CPU] / 1000)
+        capacity = np.where(self._capacity > 0, self._capacity, np.nan)[:, numbers]
+        amounts = np.stack([peaks + in_flight, used, in_flight])[:, :, numbers]
+        shares = amounts / capacity
+        published = self._projected.copy()
+        self._newly_prioritized.clear()
+        for count, pod in enumerate(list(bound.prioritized.pods()), 1):
+            published.spread(pod.nodes, pod.application, pod.requests[CPU] / 1000)
+            if not count % _PRIORITIZED_STRIDE:
+                yield
+        for pod, sign in self._newly_prioritized:
+            published.spread(pod.nodes, pod.application, sign * pod.requests[CPU] / 1000)
+        self._published = published
         deviation = np.stack([forecasts.deviation for forecasts in self._forecasts])
         return LoadState(
             bound.index,
-            np.where(capacity > 0, predicted, np.nan),
-            used[:, numbers],
+            shares[0],
+            amounts[1],
             deviation[:, numbers],
-            capacity,
-            in_flight[:, numbers],
+            self._capacity[:, numbers],
+            amounts[2],
+            shares.astype(np.float32),
             self._forecasts[CPU].methods[numbers].astype(np.int8),
             bound.requested[:, numbers],
             self._limits[:, numbers],
@@ -240,7 +260,13 @@ class LoadStateBuilder(StateBuilder[LoadState]):
             values[0] = times[0] = np.nan
         return NodeSamples(values, times, windows_s)
 
-    def _forecast(self, used: Floats, in_flight: Floats) -> Floats:
+    def _observe_residuals(self, used: Floats, in_flight: Floats) -> None:
+        if self._bound.has_pod_samples:
+            residuals = used - (self._projected.mean * 1000 - in_flight)
+            known = ~np.isnan(residuals)
+            self._residuals[known] += _RESIDUAL_WEIGHT * (residuals - self._residuals)[known]
+
+    def _forecast(self, used: Floats, in_flight: Floats) -> Generator[None, None, Floats]:
         """The forecast peak of each node, by resource, in milli-CPU and bytes."""
         peaks = np.full_like(used, np.nan)
         for resource, (forecasts, samples) in enumerate(zip(self._forecasts, self._samples, strict=False)):
@@ -250,12 +276,11 @@ class LoadStateBuilder(StateBuilder[LoadState]):
                 )
                 profiles = np.full(len(shares), np.nan)
                 if resource == CPU and self._bound.has_pod_samples:
-                    explained = self._projected.mean * 1000 - in_flight[CPU]
-                    residual = np.where(np.isnan(used[CPU]), self._residuals, used[CPU] - explained)
-                    self._residuals += 0.1 * (residual - self._residuals)
                     peak = self._projected.peak * 1000 - in_flight[CPU] + self._residuals
                     profiles = np.maximum(peak, 0.0) / self._capacity[CPU]
+            yield
             forecasts.observe(shares, samples.times, profiles)
+            yield
             forecast = forecasts.forecast(profiles)
             used_from = node_forecasts.PRESSURE_FROM if resource == CPU else 0.0
             pressure = self._samples[2 + resource].values
@@ -270,8 +295,9 @@ class LoadStateBuilder(StateBuilder[LoadState]):
         estimate: Amount = self._bound.owners.estimate(owner, amounts, 0.0)
         number = OTHERS if owner is None else owner.number
         places = self._bound.numbers[nodes]
-        counted = PrioritizedPod(self._now, places, estimate, number, amounts.counted)
+        counted = PrioritizedPod(places, estimate, number, amounts.counted)
         before = self._bound.prioritized.count(pod.metadata.uid, counted)
-        if before is not None:
-            self._published.spread(before.nodes, before.application, -before.requests[CPU] / 1000)
-        self._published.spread(places, number, amounts.counted[CPU] / 1000)
+        changes = [(counted, 1)] if before is None else [(before, -1), (counted, 1)]
+        for changed, sign in changes:
+            self._published.spread(changed.nodes, changed.application, sign * changed.requests[CPU] / 1000)
+        self._newly_prioritized += changes
