@@ -48,9 +48,9 @@ def measure(traces: str) -> Measurement:
     planetlab = ("planetlab", f"--traces={traces}", f"--runs={RUNS}")
     days = [*workload.trace_files(traces)]
     commands = {
+        "usable": (*planetlab, f"--placement={','.join(_USABLE)}", "--usable"),  # first, because it takes longest
         **{day: (*planetlab, f"--day={day}") for day in days},
         "distinct": (*planetlab, "--placement=load", "--distinct-images"),
-        "usable": (*planetlab, f"--placement={','.join(_USABLE)}", "--usable"),
         "herd": ("herd", f"--placement={','.join(_HERD)}", f"--runs={RUNS}"),
     }
     with ThreadPoolExecutor(os.cpu_count()) as pool:
