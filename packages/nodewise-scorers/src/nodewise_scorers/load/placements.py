@@ -58,8 +58,7 @@ def _projected(pod: ScoredPod, state: LoadState, nodes: Ints) -> Floats:
     with np.errstate(divide="ignore", invalid="ignore"):
         estimate = state.bound.owners.estimate(pod.owner, pod.amounts, inf)[MEMORY] / capacity
         before = state.predicted[MEMORY].take(nodes) + memory / capacity
-        power = projected_load.POWER
-        more = np.maximum(before + estimate, 0) ** power - np.maximum(before, 0) ** power
+        more = projected_load.load_cost(before + estimate) - projected_load.load_cost(before)
     # an equal share of CPU and of memory counts the same
     costs += np.nan_to_num(more * state.capacity[CPU].take(nodes) / 1000)
     scores: Floats = projected_load.points(costs).astype(np.float64)

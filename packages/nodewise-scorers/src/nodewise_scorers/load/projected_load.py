@@ -46,6 +46,18 @@ def filled_share(requested_share: float) -> float:
     return min(max(1 - (1 - requested_share) / SHELTERED_SHARE, 0.0), 1.0)
 
 
+def load_cost(share: Floats) -> Floats:
+    """The convex function of a load, which is a share of the capacity.
+
+    By multiplications, because a power of numpy is rounded differently on CPUs with AVX-512.
+    """
+    share = np.maximum(share, 0.0)
+    cost = share
+    for _ in range(POWER - 1):
+        cost = cost * share
+    return cost
+
+
 class Room(NamedTuple):
     """Usage of average pods per requested core."""
 
@@ -261,8 +273,7 @@ class ProjectedLoad:
 
 
 def _overload_cost(mean: Floats, variance: Floats, capacity: Floats) -> Floats:
-    share = (mean + DEVIATIONS * np.sqrt(np.maximum(variance, 0.0))) / capacity
-    cost: Floats = capacity * np.maximum(share, 0.0) ** POWER
+    cost: Floats = capacity * load_cost((mean + DEVIATIONS * np.sqrt(np.maximum(variance, 0.0))) / capacity)
     return cost
 
 

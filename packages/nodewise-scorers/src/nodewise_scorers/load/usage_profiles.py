@@ -101,8 +101,11 @@ class UsageProfiles:
             unknown = _General(unknown_mean, _UNKNOWN.variance)
             return _with_others(unknown_mean * everywhere, variance, 0 * everywhere, unknown)
         share = share / total
-        mean_of_all, common_of_all, independent_of_all = mean @ share, common @ share, independent @ share
-        between = (mean - mean_of_all) ** 2 @ share
+        # sums instead of dot products, which BLAS rounds differently on another CPU
+        mean_of_all, common_of_all, independent_of_all = (
+            (values * share).sum() for values in (mean, common, independent)
+        )
+        between = ((mean - mean_of_all) ** 2 * share).sum()
         # one sample alone has no variance over time, so that of all applications counts as another sample
         own = self._weight / (self._weight + _OWN_WEIGHT)
         return _with_others(

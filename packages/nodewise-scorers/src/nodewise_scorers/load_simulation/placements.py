@@ -128,8 +128,8 @@ class Oracle(Placement):
         capacity = self.nodes.capacity[candidates, None]
         before = self._usage[candidates, life] + average * (capacity - self._requested[candidates, life])
         more = self.workload.usage[pod, life] - average * request
-        power = projected_load.POWER
-        costs = np.maximum((before + more) / capacity, 0) ** power - np.maximum(before / capacity, 0) ** power
+        load_cost = projected_load.load_cost
+        costs = load_cost((before + more) / capacity) - load_cost(before / capacity)
         scores: Floats = -costs.sum(axis=1)
         return scores
 
