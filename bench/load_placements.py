@@ -47,8 +47,8 @@ def measure(traces: str) -> Measurement:
     """Simulate all placements, and compute their figures."""
     planetlab = ("planetlab", f"--traces={traces}", f"--runs={RUNS}")
     days = [*workload.trace_files(traces)]
-    commands = {
-        "usable": (*planetlab, f"--placement={','.join(_USABLE)}", "--usable"),  # first, because it takes longest
+    commands = {  # the longest first
+        "usable": (*planetlab, f"--placement={','.join(_USABLE)}", "--usable"),
         **{day: (*planetlab, f"--day={day}") for day in days},
         "distinct": (*planetlab, "--placement=load", "--distinct-images"),
         "herd": ("herd", f"--placement={','.join(_HERD)}", f"--runs={RUNS}"),

@@ -3,6 +3,10 @@
 import functools
 import gzip
 import json
+import os
+import subprocess
+import sys
+from typing import Final
 
 import numpy as np
 import pytest
@@ -90,6 +94,27 @@ def test_the_same_seed_makes_the_same_pods_and_placements(traces) -> None:
     assert all(np.array_equal(a, b) for a, b in zip(first, other, strict=True))
     assert first.usage.shape != another.usage.shape or not np.array_equal(first.usage, another.usage)
     assert simulation.run(first, "load", 3) == simulation.run(other, "load", 3)
+
+
+_RUN: Final = """
+import numpy as np
+from nodewise_scorers.load_simulation import simulation, workload
+random = np.random.default_rng(5)
+traces = list(np.clip(random.beta(0.5, 4.0, 200)[:, None] * random.uniform(0.5, 1.5, (200, 288)), 0, 1))
+print(simulation.run(workload.planetlab(traces, 1, nodes=15), "load", 1))
+"""
+
+
+def test_the_same_seed_makes_the_same_placements_on_other_cpus() -> None:
+    """BLAS and numpy choose other code for CPUs without vector extensions, which may round differently."""
+    old_cpu = {"OPENBLAS_CORETYPE": "Prescott", "NPY_DISABLE_CPU_FEATURES": "X86_V3 X86_V4"}
+    results = [
+        subprocess.run(
+            [sys.executable, "-c", _RUN], env=os.environ | cpu, capture_output=True, check=True
+        ).stdout
+        for cpu in ({}, old_cpu)
+    ]
+    assert results[0] == results[1]
 
 
 def test_batches_arrive_while_requests_are_below_the_share(traces) -> None:
