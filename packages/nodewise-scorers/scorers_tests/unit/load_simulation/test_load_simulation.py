@@ -219,7 +219,7 @@ def test_known_usage_reduces_overload(traces) -> None:
     }
     overload = {name: simulation.mean(results)["overloaded_pct"] for name, results in runs.items()}
     assert overload["load"] < 0.68 * overload["target-load-packing"], overload
-    assert max(overload["load"], overload["oracle"]) < 0.5 * overload["default"], overload
+    assert max(overload["load"], overload["oracle"]) < 0.6 * overload["default"], overload
 
 
 def test_a_herd_does_not_overload_nodes() -> None:
