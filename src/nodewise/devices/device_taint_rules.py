@@ -148,8 +148,8 @@ class TaintOfPolicy(NamedTuple):
             rule.device == self.device
             and (taint.key, taint.value, taint.effect)
             == (POLICY_LABEL, policy_label(self.policy), self.effect)
-            and rule.rule_ids == frozenset(self.rule_ids)
-            and [owner.uid for owner in owners] == [self.uid]
+            and (rule.rule_ids, rule.reason) == (frozenset(self.rule_ids), self.reason[:_MAX_REASON])
+            and any(owner.uid == self.uid for owner in owners)
         )
 
 
@@ -162,6 +162,8 @@ def policy_label(policy: str) -> str:
 
 
 _PCI_ADDRESS: Final = re.compile(r"([0-9a-f]{1,8}):([0-9a-f]{2}):([0-9a-f]{2})[.]([0-7])")
+_MAX_INDEX_DIGITS: Final = 4
+"""A longer number may be a serial number."""
 
 
 def comparable_identity(text: str) -> str:
@@ -174,6 +176,12 @@ def comparable_identity(text: str) -> str:
         return lower
     domain, *rest = match.groups()
     return f"{int(domain, 16):04x}:{rest[0]}:{rest[1]}.{rest[2]}"
+
+
+def is_local_identity(identity: str) -> bool:
+    """Whether a comparable value may occur on every node, as an index and a PCI address do."""
+    is_index = identity.isdigit() and len(identity) <= _MAX_INDEX_DIGITS
+    return is_index or _PCI_ADDRESS.fullmatch(identity) is not None
 
 
 def rules_of_device(rules: Iterable[DeviceTaintRule], device: DeviceId) -> list[DeviceTaintRule]:

@@ -2,8 +2,9 @@
 
 A series identifies a device by a label, whose value is that of an attribute in the device's ResourceSlice, or the name
 of the device. A series of a node is compared with devices of this node only, because values such as an index or a PCI
-address occur on every node. A series of no known node counts only if the values of the attribute differ between nodes,
-as UUIDs do. Several devices may have the value of one series: the partitions of a GPU have its `parentUUID`.
+address occur on every node. A series of a node without devices of the driver, or of no known node, counts only if the
+values identify devices of all nodes, as UUIDs do. Several devices may have the value of one series: the partitions of a
+GPU have its `parentUUID`.
 """
 
 from collections.abc import Container, Generator, Iterable, Iterator, Mapping, Sequence
@@ -13,7 +14,7 @@ import msgspec
 import numpy as np
 
 from nodewise.agent import NodeIndex
-from nodewise.devices.device_taint_rules import comparable_identity
+from nodewise.devices.device_taint_rules import comparable_identity, is_local_identity
 from nodewise.devices.resource_slices import (
     DeviceId,
     ResourceSliceObject,
@@ -30,7 +31,6 @@ _PART: Final = 256
 _MAX_EXAMPLES: Final = 5
 _Identity = tuple[str, str]
 """A node, empty for an unknown one, and a value of a label or an attribute."""
-
 
 Attributes = Mapping[str, Sequence[str]]
 """By driver, the attributes that rules name."""
@@ -106,7 +106,7 @@ class DeviceTable:
         self.identities: dict[tuple[str, str], list[str]] = {}
         """By driver and attribute, which is empty for the name: the values of the driver's devices, in their order."""
         self.is_global: dict[tuple[str, str], bool] = {}
-        """Whether the values differ between nodes."""
+        """Whether the values identify devices without their node."""
         self.attribute_names: dict[str, frozenset[str]] = {}
         """By driver, also of those that no rule names."""
 
@@ -158,15 +158,31 @@ def build_table(
     table.index = NodeIndex(texts)
     table.is_present = np.arange(len(table.ids) + 1) < table.present
     yield
-    for key, values in table.identities.items():
-        nodes: dict[str, str] = {}
-        of_driver = (table.nodes[number] for number in table.by_driver[key[0]])
-        table.is_global[key] = all(
-            not value or nodes.setdefault(value, node) == node
-            for node, value in zip(of_driver, values, strict=True)
+    for (driver, attribute), values in table.identities.items():
+        table.is_global[driver, attribute] = yield from _identify_without_node(
+            table, driver, attribute, values
         )
         yield
     return table
+
+
+def _identify_without_node(
+    table: DeviceTable, driver: str, attribute: str, values: Sequence[str]
+) -> Generator[None, None, bool]:
+    """Whether the values identify devices without their node. Names, indexes and PCI addresses do not, because those of
+    few nodes may differ by chance. A device of no node, such as one of a fabric, is at the place of its pool.
+    """
+    numbers = table.by_driver[driver]
+    if not attribute and any(table.nodes[number] for number in numbers):
+        return False
+    place_of: dict[str, str] = {}
+    for position, (number, value) in enumerate(zip(numbers, values, strict=True)):
+        place = table.nodes[number] or f"/{table.ids[number].pool}"
+        if value and (is_local_identity(value) or place_of.setdefault(value, place) != place):
+            return False
+        if not position % _PART:
+            yield
+    return True
 
 
 class SeriesMatch(NamedTuple):
@@ -264,7 +280,7 @@ def _identified_devices(
     key = driver, attribute
     for number, value in zip(table.by_driver.get(driver, ()), table.identities.get(key, ()), strict=True):
         own, unknown = (table.nodes[number], value), ("", value)
-        if value and own in positions:
+        if value and own[0] and own in positions:
             yield number, own
         elif value and unknown in positions and table.is_global[key]:
             yield number, unknown

@@ -50,10 +50,9 @@ from nodewise.policies.rule_states import align
 ABSENT_S: Final = 3600.0
 """How long a device without a slice stays tainted: a driver that restarts publishes its slices again."""
 
-"""Devices between two yields."""
 _MAX_NAMED: Final = 5
 _MAX_TEXT: Final = 80
-_MAX_COMPARED: Final = 1000
+_MAX_COMPARED: Final = 100
 """Values of an attribute among which the closest one is looked for."""
 
 
@@ -75,8 +74,9 @@ class DeviceReport(NamedTuple):
     """What the status of a policy contains about its device rules."""
 
     rules: tuple[RuleCounts, ...] = ()
-    tainted: int = 0
-    """Of a policy that has no device rules any more, how many DeviceTaintRules are left."""
+    tainted: int | None = None
+    """How many devices; of a policy that has no device rules any more, how many DeviceTaintRules are left. None if the
+    rules are not evaluated."""
     unmatched: str = ""
     """Which values of labels match no device; empty for none."""
     limited: str = ""
@@ -166,10 +166,10 @@ class DeviceRules:
                 reports.append(_report(place, rule, policy, evaluation, inputs))
                 yield
             if policy.taints_devices:
-                wanted = (
-                    _combine(policy, inputs.table.ids[device], rules) for device, rules in taints.items()
-                )
-                result.wanted.update((taint.name, taint) for taint in wanted)
+                for device, rules in taints.items():
+                    taint = _combine(policy, inputs.table.ids[device], rules)
+                    result.wanted[taint.name] = taint
+                    yield
                 result.held.update(rule.metadata.name for rule in own if policy.problems)
             tainted = len(taints) if policy.device_taints else len(own)
             result.reports[policy.key] = _merge_reports(reports, tainted)
@@ -221,7 +221,7 @@ class DeviceRules:
         rejected = np.flatnonzero(hysteresis.rejects(states)[:-1])
         total = len(table.numbers(rule.driver))
         absent, rejected = rejected[~table.is_present[rejected]], rejected[table.is_present[rejected]]
-        most = max(int(Fraction(rule.max_share) * (total + len(absent))), 1)
+        most = max(int(Fraction(rule.max_share) * total), 1)
         is_new = ~np.isin(rejected, tainted_before)
         in_order = rejected[np.lexsort((rejected, states.since[rejected], is_new))]
         tainted = np.concatenate([absent, in_order[:most]])

@@ -269,13 +269,14 @@ def _device_fields(
     policy: Policy, facts: StatusFacts, before: PlacementPolicyStatus
 ) -> tuple[int | None, tuple[RuleCounts, ...]]:
     """How many devices are tainted, and the device rules; those of before until they are evaluated."""
-    if not policy.device_taints:
-        left = before.tainted_devices if facts.devices is None else facts.devices.tainted
-        # the number tells a new leader that it must look for DeviceTaintRules
-        return (left if facts.devices is None else left or None), ()
-    if facts.devices is not None:
-        return facts.devices.tainted, facts.devices.rules
-    return before.tainted_devices, tuple(rule for rule in before.rules if rule.devices is not None)
+    if facts.devices is not None and facts.devices.tainted is not None:
+        # of a policy without device rules, the number tells a new leader that it must look for DeviceTaintRules
+        return (
+            facts.devices.tainted if policy.device_taints else facts.devices.tainted or None,
+            facts.devices.rules,
+        )
+    rules = (rule for rule in before.rules if policy.device_taints and rule.devices is not None)
+    return before.tainted_devices, tuple(rules)
 
 
 def _add_messages(messages: dict[str, str], facts: StatusFacts, before: Status) -> None:

@@ -93,10 +93,12 @@ def is_selected(item: Object, resource: Resource, place: RequestPath, params: Pa
 
 
 def _selector_matches(selector: str, value_of: Callable[[str], Any]) -> bool:
-    """Whether a selector such as `a=b,c!=d` matches."""
+    """Whether a selector such as `a=b,c!=d,e` matches; `e` exists."""
     for part in filter(None, selector.split(",")):
-        name, _, value = part.partition("=")
-        if (value_of(name.removesuffix("!")) == value) == name.endswith("!"):
+        name, is_comparison, value = part.partition("=")
+        key = name.removesuffix("!")
+        is_met = value_of(key) == value if is_comparison else value_of(key) is not None
+        if is_met == name.endswith("!"):
             return False
     return True
 

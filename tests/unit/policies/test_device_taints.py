@@ -7,7 +7,13 @@ import msgspec
 import pytest
 
 from nodewise.base import cooperative_scheduling
-from nodewise.devices.device_taint_rules import DeviceTaintRule, comparable_identity, policy_label
+from nodewise.devices.device_taint_rules import (
+    DeviceTaintRule,
+    RuleOwner,
+    TaintOfPolicy,
+    comparable_identity,
+    policy_label,
+)
 from nodewise.kube.resource_kinds import DEVICE_TAINT_RULES
 from nodewise.metrics.metrics_snapshot import MetricsSnapshot
 from nodewise.metrics.series import DifferingValues, Sample, Series
@@ -60,6 +66,7 @@ class Evaluator:
         self.slices = list(listed or slices("n1", "n2"))
         self.rules = DeviceRules()
         self.own_rules: list[DeviceTaintRule] = []
+        self.wanted: Mapping[str, TaintOfPolicy] = {}
         self.reports: Mapping[Any, DeviceReport] = {}
         self.values: dict[str, float] = {}
         self.differing: dict[str, tuple[int, int]] = {}
@@ -106,7 +113,7 @@ class Evaluator:
         return self._apply(result)
 
     def _apply(self, result: DeviceTaints) -> dict[str, str]:
-        self.reports = result.reports
+        self.reports, self.wanted = result.reports, result.wanted
         kept = [rule for rule in self.own_rules if rule.metadata.name in result.held - result.wanted.keys()]
         bodies = [taint.body(DEVICE_TAINT_RULES) for taint in result.wanted.values()]
         self.own_rules = [*kept, *(msgspec.convert(body, DeviceTaintRule) for body in bodies)]
@@ -139,6 +146,33 @@ def test_index_is_compared_on_the_node_of_the_series_only() -> None:
     evaluator = Evaluator(policy(HOT), listed=slices("n1", "n2", values=["0", "1", "2", "3"]))
     assert evaluator.step({"n1/2": 95}) == {"n1/gpu-2": "NoSchedule"}
     assert evaluator.step({"n1/2": 20, "/1": 95, "unknown/3": 95}) == {}
+
+
+@pytest.mark.parametrize("values", [["0", "1", "2", "3"], ["0000:3b:00.0", "", "", ""], []])
+@pytest.mark.parametrize("node", ["n2", "unknown", ""])
+def test_index_address_or_name_of_another_node_identifies_no_device(values: list[str], node: str) -> None:
+    """Also if only one node has devices of the driver, so that the values do not differ between nodes."""
+    rule = HOT if values else {name: value for name, value in HOT.items() if name != "deviceAttribute"}
+    listed = (
+        slices("n1", values=values) if values else [msgspec.structs.replace(slices("n1")[0], identities=())]
+    )
+    evaluator = Evaluator(policy(rule), listed=listed)
+    value = "00000000:3B:00.0" if ":" in "".join(values) else values[0] if values else "gpu-0"
+    assert evaluator.step({f"{node}/{value}": 95}) == {}
+    assert evaluator.step({f"n1/{value}": 95}) == {"n1/gpu-0": "NoSchedule"}
+
+
+@pytest.mark.parametrize("values", [["0", "1"], ["serial-a", "serial-b"], ["12345678", "12345679"]])
+def test_value_of_devices_in_several_pools_without_node_identifies_none(values: list[str]) -> None:
+    listed = slices("fabric-1", "fabric-2", values=values, count=2)
+    evaluator = Evaluator(policy(HOT), listed=[msgspec.structs.replace(item, node="") for item in listed])
+    assert evaluator.step({f"n9/{values[0]}": 95, f"/{values[1]}": 95}) == {}
+
+
+def test_device_of_no_node_is_identified_by_a_value_of_one_pool() -> None:
+    without_node = [msgspec.structs.replace(item, node="") for item in slices("fabric-1", "fabric-2")]
+    expected = {"fabric-2/gpu-1": "NoSchedule"}
+    assert Evaluator(policy(HOT), listed=without_node).step({"n9/fabric-2-1": 95}) == expected
 
 
 @pytest.mark.parametrize("name", ["/n2-3", "exporter/n2-3"])
@@ -233,6 +267,35 @@ def test_share_of_tainted_devices_is_limited_and_the_first_ones_stay() -> None:
     )
     evaluator.restart()
     assert evaluator.step() == expected
+
+
+def test_devices_without_slice_do_not_count_in_the_limit() -> None:
+    evaluator = Evaluator(policy(HOT | {"maxTaintedShare": "0.34"}))
+    assert len(evaluator.step({"n2/n2-0": 95, "n2/n2-1": 95})) == 2
+    evaluator.slices = slices("n1")
+    tainted = evaluator.step({"n1/n1-0": 95, "n1/n1-1": 95})
+    assert sorted(tainted) == ["n1/gpu-0", "n2/gpu-0", "n2/gpu-1"]
+    assert "2 devices meet deviceTaints[0], which may taint 1 of 4" in evaluator.report().limited
+
+
+def test_edit_of_the_value_is_in_the_reason() -> None:
+    evaluator = Evaluator(policy(HOT))
+    evaluator.step({"n1/n1-0": 95})
+    (rule,) = evaluator.own_rules
+    for above, is_written in ((90, True), (80, False)):
+        evaluator.policies = (policy(HOT | {"above": above}),)
+        evaluator.step()
+        (taint,) = evaluator.wanted.values()
+        assert taint.is_written(rule) == is_written
+
+
+def test_owner_of_others_stays() -> None:
+    evaluator = Evaluator(policy(HOT))
+    evaluator.step({"n1/n1-0": 95})
+    (taint,), (rule,) = evaluator.wanted.values(), evaluator.own_rules
+    owners = (RuleOwner("ConfigMap", "others", "uid-others"), *(rule.metadata.owner_references or ()))
+    replace = msgspec.structs.replace
+    assert taint.is_written(replace(rule, metadata=replace(rule.metadata, owner_references=owners)))
 
 
 def test_one_device_of_few_may_be_tainted() -> None:

@@ -18,12 +18,13 @@ from nodewise.metrics.metrics_snapshot import MetricsSnapshot
 from nodewise.metrics.missing_values import Cause
 from nodewise.observe.metrics_registry import MetricsRegistry
 from nodewise.policies import policy_status
+from nodewise.policies.device_taints import DeviceReport
 from nodewise.policies.options import TelemetryOptions
 from nodewise.policies.placement_policy import PolicyKey
 from nodewise.policies.policy_namespace_trust import NAMESPACES
 from nodewise.policies.policy_objects import PolicyMetadata, PolicyObject, StepBack
 from nodewise.policies.policy_status import StatusFacts
-from nodewise.policies.policy_status_fields import PlacementPolicyStatus
+from nodewise.policies.policy_status_fields import DeviceStateGroup, PlacementPolicyStatus, RuleCounts
 from nodewise.policies.state import POLICY_KINDS, PolicyState, TelemetryStateBuilder
 from nodewise.scheduling_model.in_memory_api import FakeApi
 from tests.unit.agents.fake_controller_handle import build_handle
@@ -86,6 +87,8 @@ def ready_message(status: PlacementPolicyStatus) -> str:
     return status.conditions_by_type()["Ready"].message
 
 
+DEVICE_RULE = {"metric": "temp", "above": 90, "driver": "gpu.example.com", "deviceLabel": "UUID"}
+LABELED = {"metric": "temp", "above": 90, "labels": {"gpu.nodewise.io/hot": "true"}}
 WELL = {"Ready": ("True", "AsExpected"), "MetricsAvailable": ("True", "AsExpected")}
 
 
@@ -559,3 +562,17 @@ async def test_a_new_leader_changes_no_condition_before_it_knows_the_pods() -> N
         assert cluster.status()["conditions"] == before["conditions"]
     await cluster.handle.recorder.flush()
     assert [event["reason"] for event in cluster.api.objects(EVENTS).values()] == ["NoPods"]
+
+
+@pytest.mark.parametrize("spec", [{"deviceTaints": [DEVICE_RULE]}, {"nodeLabels": [LABELED]}])
+def test_tainted_devices_stay_in_the_status_until_device_rules_are_evaluated(spec: Any) -> None:
+    state = only_state(policy("ClusterPlacementPolicy", **spec))
+    states = (DeviceStateGroup("Pending", "2026-05-01T00:00:00Z", ("gpu.example.com/n1/gpu-0",)),)
+    has_rules = "deviceTaints" in spec
+    device_rules = (RuleCounts("deviceTaints[0]", devices=1, device_states=states),) * has_rules
+    before = status(state, devices=DeviceReport(device_rules, 2))
+    for devices in (None, DeviceReport(refused="the API server cannot be read")):
+        after = status(state, before, devices=devices)
+        assert after.tainted_devices == 2
+        assert [rule for rule in after.rules if rule.devices is not None] == [*device_rules]
+    assert status(state, before, devices=DeviceReport((), 0)).tainted_devices == (0 if has_rules else None)

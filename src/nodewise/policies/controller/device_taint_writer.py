@@ -25,6 +25,7 @@ from nodewise.devices.device_taint_rules import (
     POLICY_LABEL,
     DeviceTaintRule,
     TaintOfPolicy,
+    policy_label,
 )
 from nodewise.devices.resource_slices import (
     DeviceId,
@@ -213,7 +214,7 @@ class DeviceTaintWriter:
         due = dict(self._due_writes(watches.resource, existing, taints))
         await self._patcher.run(due.items())
         self._handle.metrics_registry.set("device_taints", len(taints.wanted))
-        return self._with_failures(taints, due)
+        return self._with_failures(taints, existing, due)
 
     async def _update_table(  # complexity: sets of devices
         self, watches: _Watches, existing: Mapping[str, DeviceTaintRule]
@@ -300,13 +301,18 @@ class DeviceTaintWriter:
         self._patcher.written[metadata.name] = _Written(metadata.uid, now_s)
         logs.emit("device_taint_removed", policy=rule.policy_label, device=str(rule.device))
 
-    def _with_failures(self, taints: DeviceTaints, due: Container[str]) -> dict[PolicyKey, DeviceReport]:
-        """The reports, with the first DeviceTaintRule of each policy that cannot be written."""
+    def _with_failures(
+        self, taints: DeviceTaints, existing: Mapping[str, DeviceTaintRule], due: Container[str]
+    ) -> dict[PolicyKey, DeviceReport]:
+        """The reports, with the first DeviceTaintRule of each policy that cannot be written or deleted."""
         reports = dict(taints.reports)
+        by_label = {policy_label(key.name): key for key in reports}
         for name, failure in self._patcher.failures.items():
-            taint = taints.wanted.get(name) if name in due else None
-            key = PolicyKey("ClusterPlacementPolicy", "", taint.policy if taint else "")
-            if key in reports and not reports[key].refused:
-                text = f"the API server refuses the DeviceTaintRule {name}: {failure.cause}"
+            taint = taints.wanted.get(name)
+            label = policy_label(taint.policy) if taint else existing[name].policy_label
+            key = by_label.get(label) if name in due else None
+            if key is not None and not reports[key].refused:
+                action = "" if taint else " the deletion of"
+                text = f"the API server refuses{action} the DeviceTaintRule {name}: {failure.cause}"
                 reports[key] = reports[key]._replace(refused=text)
         return reports
