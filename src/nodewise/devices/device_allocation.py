@@ -194,6 +194,7 @@ class _Search:
             if node_pool.pool.counter_sets:
                 self._counters[node_pool.pool.id] = _counters_left(node_pool, use)
             self._candidates += [_Candidate(each, each.id, node_pool.pool.id) for each in node_pool.devices]
+        self._count_steps(2 + len(self._candidates) // 4)
         self._requests = [
             [
                 [self._wanted(index, request.name, form) for form in request.alternatives]

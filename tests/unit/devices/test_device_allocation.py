@@ -117,7 +117,7 @@ def test_budget_ends_searches_and_counts_the_time_of_selectors(monkeypatch: pyte
     budget = SearchBudget(150)
     slow = DeviceRequest("r", "gpu", selectors=("[1].exists(x, x == 2)",))
     assert predict_devices(pools, [claim(gpus(20))], CLASSES, NOTHING_IN_USE, device_matches, budget)
-    assert budget.left == 129
+    assert budget.left == 102
     seconds = itertools.count(0.0, 0.0005)
     monkeypatch.setattr(device_allocation, "thread_time", lambda: next(seconds))
     result = predict_devices(pools, [claim(slow)], CLASSES, NOTHING_IN_USE, device_matches, budget)
