@@ -1,6 +1,7 @@
 """`nodewise devices`: lists the devices of DRA drivers, who has them, and which claims still fit."""
 
 import asyncio
+import gc
 import sys
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, Final, Literal, NamedTuple
@@ -148,13 +149,17 @@ def command(command_line: CommandLine) -> None:
     """
     logs.configure("error", "messages")
     own = command_line.settings(DevicesOptions)
-    objects = (
-        _read_files(own.objects_from)
-        if own.objects_from
-        else asyncio.run(_read_cluster(command_line.settings(ClusterOptions), own.node))
-    )
-    listed = _list_devices(own, objects)
-    _PRINTERS[own.output](listed, own)
+    gc.disable()  # devices are no garbage until the command ends, and collections take a fifth of its time
+    try:
+        objects = (
+            _read_files(own.objects_from)
+            if own.objects_from
+            else asyncio.run(_read_cluster(command_line.settings(ClusterOptions), own.node))
+        )
+        listed = _list_devices(own, objects)
+        _PRINTERS[own.output](listed, own)
+    finally:
+        gc.enable()
     if not listed.reports or (own.claim and not any(listed.claims.values())):
         click.get_current_context().exit(terminal_output.NO)
 

@@ -87,9 +87,10 @@ def report_node(node: str, node_devices: NodeDevices, device_class: DeviceClass 
             is_matching = _is_matching(device, device_class)
             if is_matching is not False:
                 state: ReportedState = node_devices.state(node_pool, device)
-                state = "blocked" if state == "free" and device.id in blocked else state
-                holders = node_devices.holders.get(device.id, ())
-                rules = node_devices.taint_rules.get(device.id, ())
+                device_id = device.id
+                state = "blocked" if state == "free" and device_id in blocked else state
+                holders = node_devices.holders.get(device_id, ())
+                rules = node_devices.taint_rules.get(device_id, ())
                 devices.append(_report_device(device, state, holders, rules, is_selected=bool(is_matching)))
     problems = tuple(
         f"pool {each.pool.id.driver}/{each.pool.id.pool}: {each.pool.problem}"

@@ -445,14 +445,22 @@ def qualified_name(driver: str, name: str) -> str:
 _qualified = lru_cache(4096)(qualified_name)
 
 
-def _attribute_value(attribute: _Attribute) -> AttributeValue:
-    if attribute.version is not None:
-        return _shared(SemanticVersion(attribute.version))
-    if attribute.versions is not None:
-        return tuple(map(SemanticVersion, attribute.versions))
-    values = (attribute.string, attribute.int_, attribute.bool_)
-    lists = (attribute.strings, attribute.ints, attribute.bools)
-    return _shared(next((each for each in (*values, *lists) if each is not None), None))
+def _attribute_value(
+    attribute: _Attribute,
+) -> AttributeValue:  # complexity: one step for each type of a value
+    value: AttributeValue = attribute.string
+    if value is None:
+        value = attribute.int_
+    if value is None:
+        value = attribute.bool_
+    if value is None and attribute.version is not None:
+        value = SemanticVersion(attribute.version)
+    if value is None and attribute.versions is not None:
+        value = tuple(map(SemanticVersion, attribute.versions))
+    if value is None:
+        lists = (attribute.strings, attribute.ints, attribute.bools)
+        value = next((each for each in lists if each is not None), None)
+    return _shared(value)
 
 
 def _same(value: AttributeValue) -> AttributeValue:
@@ -485,6 +493,7 @@ def _policy(policy: _CapacityPolicy | None) -> CapacityPolicy | None:
     return CapacityPolicy(parse_amount(policy.default), values, minimum, maximum, step)
 
 
+@lru_cache(4096)
 def parse_amount(amount: Quantity) -> int:
     """Nano-units without the limit of `quantity.nano`, since memory of devices is larger. 0 if it is invalid."""
     try:

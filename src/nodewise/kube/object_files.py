@@ -109,11 +109,11 @@ def split_documents(text: bytes, source: str) -> Iterator[tuple[int, bytes]]:
         yield from _split_yaml(text, source)
         return
     try:
-        whole = bytes(msgspec.json.decode(text, type=msgspec.Raw))
+        msgspec.json.decode(text, type=msgspec.Raw)
     except (msgspec.MsgspecError, RecursionError):
         yield from _split_json(text, source)
     else:
-        yield 1, whole
+        yield 1, text
 
 
 def _split_json(text: bytes, source: str) -> Iterator[tuple[int, bytes]]:
@@ -237,6 +237,9 @@ class _TypeMeta(msgspec.Struct, frozen=True, rename={"api_version": "apiVersion"
     items: list[msgspec.Raw] | None = None
 
 
+_TYPE_META: Final = msgspec.json.Decoder(_TypeMeta)
+
+
 class FileObjects:
     """Objects by kind, in the order of the files."""
 
@@ -322,16 +325,17 @@ def list_files(path: Path, problems: list[Problem]) -> list[Path]:
 
 def _expand_list_object(entry: FileObject, around: _TypeMeta) -> Iterator[tuple[Kind, FileObject]]:
     """The object, or the objects of a list. Items of a `NodeList` need no apiVersion and kind."""
-    source, where = entry.location.source, entry.location.location_within_source
     try:
-        head = msgspec.json.decode(entry.data, type=_TypeMeta)
+        head = _TYPE_META.decode(entry.data)
     except (msgspec.MsgspecError, RecursionError) as error:
-        raise BadInput(source, [_problem_of_msgspec_error(where, error)]) from error
+        problem = _problem_of_msgspec_error(entry.location.location_within_source, error)
+        raise BadInput(entry.location.source, [problem]) from error
     api_version = head.api_version or around.api_version
     kind = head.kind or around.kind.removesuffix("List")
     if not api_version or not kind:
         actual = shown(entry.data[:60].decode(errors="replace"))
-        raise BadInput(source, [Problem(where, actual, "an object with apiVersion and kind")])
+        problem = Problem(entry.location.location_within_source, actual, "an object with apiVersion and kind")
+        raise BadInput(entry.location.source, [problem])
     if kind.endswith("List") and head.items is not None:
         whole = msgspec.structs.replace(head, api_version=api_version, kind=kind)
         for position, item in enumerate(head.items):
