@@ -4,6 +4,7 @@ import asyncio
 import gc
 import sys
 from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 from typing import Annotated, Any, Final, Literal, NamedTuple
 
 import click
@@ -43,6 +44,7 @@ from nodewise.observe import logs
 _NODES: Final = "nodes"
 _NETWORK: Final = "(network)"
 """Instead of a node, for the devices that several nodes can use."""
+_UNREADABLE: Final[Mapping[ObjectKey, Any]] = MappingProxyType({})
 _LISTED: Final = 200
 """Nodes in a table; -o json and -o wide list all."""
 
@@ -157,6 +159,8 @@ def command(command_line: CommandLine) -> None:
             else asyncio.run(_read_cluster(command_line.settings(ClusterOptions), own.node))
         )
         listed = _list_devices(own, objects)
+        if not objects[RESOURCE_SLICES] and not own.node and own.output != "json":
+            terminal_output.print_line("found no devices: no DRA driver has published a ResourceSlice")
         _PRINTERS[own.output](listed, own)
     finally:
         gc.enable()
@@ -176,15 +180,17 @@ def _read_files(paths: Sequence[str]) -> Objects:
 
 
 async def _read_cluster(options: ClusterOptions, node: str) -> Objects:
-    """All kinds; of nodes only the named one, whose labels select devices of the network."""
+    """All kinds; of nodes only the named one, whose labels select devices of the network, or all if it is unknown."""
     async with open_api(options.kube) as api:
         with Progress() as progress:
             progress.say("reading devices and claims")
             lists = await asyncio.gather(*(_list(api, watched) for watched in _WATCHED[:-1]))
             objects = {watched.name: items for watched, items in zip(_WATCHED, lists, strict=False)}
             if node:
-                fields = selector("metadata.name", node)
-                objects[_NODES] = await _list(api.with_metadata_only(), _WATCHED[-1], fields)
+                with_labels = api.with_metadata_only()
+                objects[_NODES] = await _list(with_labels, _WATCHED[-1], selector("metadata.name", node))
+                if not objects[_NODES] and objects[_NODES] is not _UNREADABLE:
+                    objects[_NODES] = await _list(with_labels, _WATCHED[-1])
     return objects
 
 
@@ -200,7 +206,7 @@ async def _list(api: HttpApi, watched: Watched, fields: str = "") -> Mapping[Obj
         terminal_output.print_message(
             f"{watched.resource.plural} cannot be read and count as absent: {error}"
         )
-        return {}
+        return _UNREADABLE
 
 
 def _list_devices(own: DevicesOptions, objects: Objects) -> DeviceList:
@@ -210,10 +216,28 @@ def _list_devices(own: DevicesOptions, objects: Objects) -> DeviceList:
         for node, devices in _devices_by_node(own.node, objects).items()
     )
     reports = [report for report in every if report.devices or report.problems]
+    if device_class is not None:
+        _warn_of_class(device_class, objects[RESOURCE_SLICES], reports)
     counter = ClaimCounter()
     fits = counter.summarize(reports, sorted({*device_report.claim_sizes(reports), own.claim} - {0}))
     claims = {report.node: counter.fitting(report, own.claim) for report in reports} if own.claim else {}
     return DeviceList(reports, fits, claims)
+
+
+def _warn_of_class(
+    device_class: DeviceClass, slices: Mapping[ObjectKey, Any], reports: Sequence[NodeReport]
+) -> None:
+    """Say if no device matches a class, or if its selectors cannot be evaluated for some devices."""
+    name = device_class.metadata.name
+    devices = [each for report in reports for each in report.devices]
+    unknown = sum(not each.is_selected for each in devices)
+    if slices and not devices:
+        terminal_output.print_message(f"found no devices of DeviceClass {name}")
+    elif unknown:
+        count = terminal_output.counted(unknown, "device")
+        terminal_output.print_message(
+            f"the selectors of DeviceClass {name} cannot be evaluated for {count}, which count as not available"
+        )
 
 
 def _devices_by_node(node: str, objects: Objects) -> Mapping[str, NodeDevices]:
@@ -228,10 +252,15 @@ def _devices_by_node(node: str, objects: Objects) -> Mapping[str, NodeDevices]:
     if not node:
         of_nodes = {name: inventory.nodes[name] for name in sorted(inventory.nodes)}
         return of_nodes | ({_NETWORK: inventory.network} if inventory.network_pools else {})
-    known = objects.get(_NODES, {}).get(("", node))
+    nodes = objects.get(_NODES, {})
+    known = nodes.get(("", node))
+    if nodes and known is None and node not in inventory.nodes:
+        similar = did_you_mean(node, sorted({*inventory.nodes, *(name for _, name in nodes)}))
+        terminal_output.print_message(f"found no node {node}{similar}")
+        return {}
     devices = inventory.of(node, (known.metadata.labels if known is not None else None) or {})
     if not devices.pools:
-        similar = did_you_mean(node, sorted(inventory.nodes))
+        similar = "" if known is not None else did_you_mean(node, sorted(inventory.nodes))
         terminal_output.print_message(f"found no devices of node {node}{similar}")
     return {node: devices}
 
@@ -259,7 +288,6 @@ def _print_table(listed: DeviceList, own: DevicesOptions) -> None:
     head += [f"CLAIMS OF {own.claim}"] if own.claim else []
     rows = [_node_row(report, listed, own) for report in reports[:_LISTED]]
     if not rows:
-        terminal_output.print_line("found no devices: no DRA driver has published a ResourceSlice")
         return
     rare = ("SHARED", "BLOCKED", "UNKNOWN", "TAINTED", "PROBLEM")
     terminal_output.print_table(*terminal_output.drop_empty_columns(rare, [*head, "PROBLEM"], rows))
@@ -287,7 +315,8 @@ def _print_fits(listed: DeviceList) -> None:
         for state in ("free", "shared", "allocated", "blocked", "unknown", "tainted")
         if counts[state]
     ]
-    where = terminal_output.counted(len(listed.reports), "node")
+    nodes = sum(report.node != _NETWORK for report in listed.reports)
+    where = terminal_output.counted(nodes, "node") + " and the network" * (nodes < len(listed.reports))
     devices = terminal_output.counted(total, "device")
     terminal_output.print_line(f"{devices} on {where}: {', '.join(parts) or 'none'}")
     rows = [
@@ -381,10 +410,7 @@ def _device_document(each: ReportedDevice) -> dict[str, Any]:
         "device": device.name,
         "state": each.state,
         "available": each.is_available,
-        "attributes": {
-            name: value.text if isinstance(value, resource_slices.SemanticVersion) else value
-            for name, value in device.attributes.items()
-        },
+        "attributes": {name: _attribute_document(value) for name, value in device.attributes.items()},
         "capacity": {
             name: {"value": format_amount(capacity.value), "free": format_amount(free[name])}
             for name, capacity in device.capacity.items()
@@ -401,6 +427,12 @@ def _device_document(each: ReportedDevice) -> dict[str, Any]:
             for taint in each.taints
         ],
     }
+
+
+def _attribute_document(value: resource_slices.AttributeValue) -> Any:
+    if isinstance(value, resource_slices.SemanticVersion):
+        return value.text
+    return [_attribute_document(each) for each in value] if isinstance(value, tuple) else value
 
 
 def _holder_document(holder: DeviceHolder) -> dict[str, Any]:

@@ -55,6 +55,8 @@ class ReportedDevice(NamedTuple):
     """Those of the driver first."""
     is_tainted: bool
     """Whether a taint keeps claims without tolerations away."""
+    is_selected: bool
+    """Whether it matches the selected class; False if that is not known."""
     is_available: bool
     """Whether a new claim of the selected class can get it, or a part of it."""
 
@@ -120,7 +122,7 @@ def _report_device(
     every = (*own, *of_rules)
     is_tainted = any(each.taint.effect in REPELLING for each in every)
     is_available = is_selected and state in ("free", "shared") and not is_tainted
-    return ReportedDevice(device, state, holders, every, is_tainted, is_available)
+    return ReportedDevice(device, state, holders, every, is_tainted, is_selected, is_available)
 
 
 def _is_matching(device: Device, device_class: DeviceClass | None) -> bool | None:

@@ -181,3 +181,69 @@ def test_devices_of_the_network_are_listed_once(run: Run) -> None:
     assert [line[0] for line in cells(out)[1:3]] == ["a", "(network)"]
     _, out, _ = run([slice_of("a", 1), everywhere], "a")
     assert [line[1] for line in cells(out)[1:4]] == ["gpu-0", "gpu-0", "gpu-1"]
+
+
+UNMATCHED = {
+    **CLASS,
+    "metadata": {"name": "other"},
+    "spec": {"selectors": [{"cel": {"expression": "false"}}]},
+}
+UNEVALUATED = {
+    **CLASS,
+    "metadata": {"name": "broken"},
+    "spec": {"selectors": [{"cel": {"expression": "device.driver =="}}]},
+}
+
+
+@pytest.mark.parametrize("arguments", [(), ("a",), ("-o", "wide"), ("--claim", "1")])
+def test_a_class_without_devices_is_named(run: Run, arguments: tuple[str, ...]) -> None:
+    code, out, err = run([*NODES, UNMATCHED], *arguments, "--class", "other")
+    assert (code, err) == (3, "nodewise: found no devices of DeviceClass other\n")
+    assert "published" not in out
+
+
+def test_a_class_that_cannot_be_evaluated_is_named_with_the_number_of_devices(run: Run) -> None:
+    code, _, err = run([*NODES, UNEVALUATED], "--class", "broken")
+    expected = (
+        "the selectors of DeviceClass broken cannot be evaluated for 6 devices, which count as not available"
+    )
+    assert (code, err) == (0, f"nodewise: {expected}\n")
+
+
+def test_a_node_that_does_not_exist_has_no_devices_of_the_network(run: Run) -> None:
+    network = slice_of("net", 2, nodeName="", allNodes=True)
+    nodes = [
+        {"apiVersion": "v1", "kind": "Node", "metadata": {"name": name}} for name in ("worker-1", "worker-2")
+    ]
+    assert run([network, *nodes], "worker-1")[0] == 0
+    code, _, err = run([network, *nodes], "worker-3")
+    assert (code, err) == (3, 'nodewise: found no node worker-3; did you mean "worker-2"?\n')
+
+
+def test_network_devices_are_no_node(run: Run) -> None:
+    code, out, _ = run([slice_of("net", 2, nodeName="", allNodes=True), slice_of("a", 1)])
+    assert code == 0
+    assert "3 devices on 1 node and the network: 3 free" in out
+
+
+def test_json_has_attributes_of_all_types(run: Run) -> None:
+    types = {
+        "version": {"version": "1.2.3"},
+        "versions": {"versions": ["1.0.0", "2.0.0"]},
+        "ints": {"ints": [1, 2]},
+        "bool": {"bool": False},
+        "zero": {"int": 0},
+        "empty": {"string": ""},
+        "newer": {"colour": "red"},
+    }
+    _, out, _ = run([slice_of("a", 1, devices=[{"name": "gpu-0", "attributes": types}])], "-o", "json")
+    attributes = json.loads(out)["nodes"][0]["devices"][0]["attributes"]
+    assert {name.removeprefix(f"{DRIVER}/"): value for name, value in attributes.items()} == {
+        "version": "1.2.3",
+        "versions": ["1.0.0", "2.0.0"],
+        "ints": [1, 2],
+        "bool": False,
+        "zero": 0,
+        "empty": "",
+        "newer": None,
+    }
