@@ -38,6 +38,7 @@ from bench.progress_lines import report_progress_line
 from bench.results import (
     BURSTS,
     COMMANDS,
+    DEVICES_LISTED,
     GPU,
     GROWTH,
     ISOLATE,
@@ -64,6 +65,7 @@ PARTS: Final[Mapping[str, Part]] = {
     ISOLATE: isolate_startup_and_jitter.measure,
     BURSTS: node_overload.measure,
     COMMANDS: command_times.measure,
+    DEVICES_LISTED: command_times.measure_devices,
     RECORDING: recording_rules.measure,
 }
 """All parts, in order."""

@@ -3,12 +3,16 @@
 promtool is a program in Go for the same kind of work: it parses and checks files of rules. The commands take turns in
 each round, so that other programs on the machine affect all of them alike. Wall times would depend on these programs
 more than on the commands.
+
+`measure_devices` starts `nodewise devices` with a file of devices and claims, and measures its time and memory.
 """
 
+import json
 import os
 import resource
 import statistics
 import subprocess
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final, NamedTuple
@@ -83,6 +87,66 @@ def measure(context: benchmark_servers.BenchContext) -> Measurement:
     }
     version = _promtool_version(groups["promtool_version"][0])
     return Measurement(figures, {}, "", {"commands": list(rows.values())}, {"promtool": version})
+
+
+def measure_devices(context: benchmark_servers.BenchContext) -> Measurement:
+    """List 5,000 nodes with 8 devices each, about half of which claims have, from the output of kubectl."""
+    file = context.folder / "devices.json"
+    document = {"apiVersion": "v1", "kind": "List", "items": list(_devices_and_claims())}
+    file.write_text(json.dumps(document, indent=4))  # kubectl indents as far
+    words: list[str | Path] = [benchmark_servers.PROGRAM, "devices", "--objects-from", file]
+    seconds, mib = list[float](), list[float]()
+    count = 1 if context.scale is benchmark_servers.QUICK else context.scale.rounds * STARTS
+    for _ in range(count):
+        began = time.monotonic()
+        with subprocess.Popen(words, stdout=subprocess.DEVNULL) as process:
+            _, status, used = os.wait4(process.pid, 0)
+            process.returncode = os.waitstatus_to_exitcode(status)
+        if process.returncode:
+            raise RuntimeError(f"nodewise devices ended with {process.returncode}")
+        seconds.append(time.monotonic() - began)
+        mib.append(used.ru_maxrss / 1024)
+        report_progress_line(f"{seconds[-1]:.2f} s, {mib[-1]:.0f} MiB")
+    return Measurement(
+        {"devices_5000_s": of_rounds(seconds, 2), "devices_5000_mib": of_rounds(mib, 0)}, {}, ""
+    )
+
+
+def _devices_and_claims() -> Iterator[Row]:
+    driver, version = "gpu.example.com", "resource.k8s.io/v1"
+    for number in range(5000):
+        node = f"node-{number:04d}"
+        devices = [
+            {
+                "name": f"gpu-{index}",
+                "attributes": {
+                    "uuid": {"string": f"GPU-{number:08d}-{index:04d}"},
+                    "index": {"int": index},
+                    "model": {"string": "LATEST-GPU-MODEL"},
+                    "driverVersion": {"version": "1.0.0"},
+                },
+                "capacity": {"memory": {"value": "80Gi"}},
+            }
+            for index in range(8)
+        ]
+        pool = {"name": node, "generation": 1, "resourceSliceCount": 1}
+        spec = {"driver": driver, "nodeName": node, "pool": pool, "devices": devices}
+        metadata = {"name": f"{node}-{driver}", "uid": f"slice-{number}", "resourceVersion": f"{number}"}
+        yield {"apiVersion": version, "kind": "ResourceSlice", "metadata": metadata, "spec": spec}
+        for index in range(number % 9):
+            request = {
+                "name": "gpu",
+                "exactly": {"deviceClassName": driver, "allocationMode": "ExactCount", "count": 1},
+            }
+            device = {"request": "gpu", "driver": driver, "pool": node, "device": f"gpu-{index}"}
+            pod = {"resource": "pods", "name": f"pod-{number}-{index}", "uid": f"pod-{number}-{index}"}
+            yield {
+                "apiVersion": version,
+                "kind": "ResourceClaim",
+                "metadata": {"name": f"claim-{number}-{index}", "namespace": f"team-{number % 50}"},
+                "spec": {"devices": {"requests": [request]}},
+                "status": {"allocation": {"devices": {"results": [device]}}, "reservedFor": [pod]},
+            }
 
 
 def _commands(promtool: Path) -> Mapping[str, Sequence[TimedCommand]]:
