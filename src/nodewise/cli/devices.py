@@ -252,7 +252,13 @@ def _devices_by_node(node: str, objects: Objects) -> Mapping[str, NodeDevices]:
     if not node:
         of_nodes = {name: inventory.nodes[name] for name in sorted(inventory.nodes)}
         return of_nodes | ({_NETWORK: inventory.network} if inventory.network_pools else {})
-    nodes = objects.get(_NODES, {})
+    return _devices_of_node(node, inventory, objects.get(_NODES, {}))
+
+
+def _devices_of_node(
+    node: str, inventory: DeviceInventory, nodes: Mapping[ObjectKey, Any]
+) -> Mapping[str, NodeDevices]:
+    """Empty, with a message, for a node that does not exist; without nodes that is not known."""
     known = nodes.get(("", node))
     if nodes and known is None and node not in inventory.nodes:
         similar = did_you_mean(node, sorted({*inventory.nodes, *(name for _, name in nodes)}))
