@@ -25,9 +25,10 @@ from tests.cluster.api_user_kubeconfigs import User
 from tests.cluster.child_processes import Process
 from tests.cluster.controlplane import ControlPlane
 from tests.cluster.fake_custom_metrics_server import FakeCustomMetricsApi
+from tests.cluster.killed_leaders import StateComparison
 from tests.cluster.namespace_sandboxes import Sandbox, wait
 from tests.cluster.placement_policy_specs import policy
-from tests.cluster.test_native_mode_failover import Labels, WrongLabels
+from tests.cluster.test_native_mode_failover import Labels, labels_of_nodes
 
 KILLS: Final = short_and_long_case_counts.of(1, 50)
 PERIOD_S: Final = 4.0
@@ -264,7 +265,7 @@ def test_two_replicas_share_two_shards_and_a_killed_one_hands_over(
     tmp_path: Path,
 ) -> None:
     chance = random.Random(3)
-    policies, labels = Policies(sandbox, metrics, chance), WrongLabels(plane)
+    policies, labels = Policies(sandbox, metrics, chance), StateComparison(plane, labels_of_nodes)
     with Replicas(plane, native_account, sharded_server.url, tmp_path) as replicas:
         replicas.start(2)
         replicas.start(2)
@@ -275,7 +276,7 @@ def test_two_replicas_share_two_shards_and_a_killed_one_hands_over(
         )
         with labels:
             labels.expected = policies.change()
-            wait("all labels are right", lambda: labels.are_right() or None, show=labels.wrong)
+            wait("all labels are right", lambda: labels.is_right() or None, show=labels.wrong)
             labels.longest_s = 0.0
             wait(
                 "the status has the nodes of both shards",
@@ -290,7 +291,7 @@ def test_two_replicas_share_two_shards_and_a_killed_one_hands_over(
                 replicas.start(2)
                 wait(
                     f"all labels are right after kill {number}",
-                    lambda: labels.are_right() or None,
+                    lambda: labels.is_right() or None,
                     show=labels.wrong,
                 )
                 wait(
@@ -312,11 +313,11 @@ def test_number_of_shards_changes_in_a_rolling_restart_and_no_node_has_two_write
     sharded_server: ShardedServer,
     tmp_path: Path,
 ) -> None:
-    policies, labels = Policies(sandbox, metrics, random.Random(4)), WrongLabels(plane)
+    policies, labels = Policies(sandbox, metrics, random.Random(4)), StateComparison(plane, labels_of_nodes)
     with Replicas(plane, native_account, sharded_server.url, tmp_path) as replicas, labels:
         old = [replicas.start(1), replicas.start(1)]
         labels.expected = policies.change()
-        wait("all labels are right", lambda: labels.are_right() or None, show=labels.wrong)
+        wait("all labels are right", lambda: labels.is_right() or None, show=labels.wrong)
         for identity in old:
             replicas.start(3)
             labels.expected = policies.change()
@@ -327,7 +328,7 @@ def test_number_of_shards_changes_in_a_rolling_restart_and_no_node_has_two_write
             show=lambda: holders(sandbox, 3),
         )
         labels.expected = policies.change()
-        wait("all labels are right with shards", lambda: labels.are_right() or None, show=labels.wrong)
+        wait("all labels are right with shards", lambda: labels.is_right() or None, show=labels.wrong)
         checked = check_node_writes(sharded_server, uids_of_nodes(sandbox), replicas)
         assert checked.writes > len(NODES)
         assert checked.foreign == []

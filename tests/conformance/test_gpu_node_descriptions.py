@@ -121,4 +121,7 @@ def test_a_reason_names_the_profile_of_the_vendor_whose_gpus_a_node_has() -> Non
 
 
 def test_nodes_of_a_dra_driver_are_left_to_kube_scheduler() -> None:
-    assert decide("dra_driver", flags=GENERIC).pods["ext-res"] == {"dra-node": "", "dra-node-gfd": ""}
+    assert decide("dra_driver", flags=GENERIC).pods["ext-res"] == {
+        "dra-node": "devices container-0-request-0: gpu-0",
+        "dra-node-gfd": "",
+    }

@@ -14,6 +14,7 @@ STARTS = {
     "extender": ["--unsafe", "--no-cluster", "--agents=nothing"],
     "controller": ["--kubeconfig=nowhere"],
     "decide": [EXAMPLE, "-o", "json"],
+    "devices": ["--objects-from=nowhere"],
     "explain": ["a/b", "--server=http://127.0.0.1:1"],
     "simulate": ["replay", f"{EXAMPLE}/pods.yaml"],
     "demo": ["--help"],

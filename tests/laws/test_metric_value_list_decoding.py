@@ -69,7 +69,7 @@ def read(body: bytes) -> str:
 @example(b'{"items":[{"describedObject":{"name":"a"}},{"describedObject":{"name":"b"}}}]}')
 @example(b'{"items":[{"describedObject":{"name":"a"},"x":[{},{"describedObject":0}]}]}')
 def test_an_item_is_the_same_however_the_list_is_read(body: bytes) -> None:
-    with mock.patch.object(custom_metrics_api, "_split_items", return_value=()):
+    with mock.patch.object(custom_metrics_api, "split_items", return_value=()):
         whole = read(body)
     assert read(body) == whole
     with mock.patch.object(custom_metrics_api, "_BATCH_BYTES", 0):
@@ -122,6 +122,6 @@ def test_a_list_as_go_writes_it_is_never_read_whole() -> None:
     ]
     body = json.dumps({"kind": "MetricValueList", "items": listed}, separators=(",", ":")).encode()
     with mock.patch.object(custom_metrics_api, "_BATCH_BYTES", 0):
-        assert list(custom_metrics_api._split_items(body)) == [
+        assert list(custom_metrics_api.split_items(body, custom_metrics_api._BEGIN)) == [
             json.dumps([item], separators=(",", ":")).encode() for item in listed
         ]

@@ -160,6 +160,9 @@ metric_requests = st.builds(
     st.booleans(),
     st.frozensets(st.sampled_from(("x", "y"))),
     lookback_s=st.sampled_from((0.0, 90.0, 600.0)),
+    own_query=st.just(""),
+    by_pod=st.booleans(),
+    is_optional=st.booleans(),
 )
 
 
@@ -174,7 +177,7 @@ def test_every_metric_and_query_is_asked_for_once_with_the_longest_age(
     assert len(merged) == len({metric_request.key for metric_request in merged})
     assert len(merged) == len(
         {
-            metric_request._replace(max_age_s=0.0, lookback_s=0.0, namespaces=frozenset())
+            metric_request._replace(max_age_s=0.0, lookback_s=0.0, namespaces=frozenset(), is_optional=False)
             for metric_request in given_
         }
     )
@@ -182,6 +185,7 @@ def test_every_metric_and_query_is_asked_for_once_with_the_longest_age(
         same = [request for request in given_ if request.key == metric_request.key]
         assert metric_request.max_age_s == max(request.max_age_s for request in same)
         assert metric_request.lookback_s == max(request.lookback_s for request in same)
+        assert metric_request.is_optional == all(request.is_optional for request in same)
         of_agent = any(not request.namespaces for request in same)
         assert metric_request.namespaces == (
             frozenset() if of_agent else frozenset().union(*(request.namespaces for request in same))

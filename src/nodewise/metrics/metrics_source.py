@@ -67,6 +67,7 @@ class MetricRequest(NamedTuple):
         if self.own_query:
             return f"{self.name} of nodewise"
         name = f"{self.name} per {self.device_label}" if self.device_label else self.name
+        name = f"{name} by pod" if self.by_pod else name
         name = f"{name} or nothing" if self.empty_is_healthy else name
         return f"{name} by {self.query}" if self.query else name
 
@@ -168,6 +169,7 @@ def _merge(first: MetricRequest, second: MetricRequest) -> MetricRequest:
         max_age_s=max(first.max_age_s, second.max_age_s),
         lookback_s=max(first.lookback_s, second.lookback_s),
         namespaces=frozenset() if of_agent else first.namespaces | second.namespaces,
+        is_optional=first.is_optional and second.is_optional,
     )
 
 

@@ -154,7 +154,7 @@ def test_the_plugin_is_the_same_program(
 @pytest.mark.parametrize(
     ("words", "names"),
     [
-        ("nodewise de", {"decide", "demo"}),
+        ("nodewise de", {"decide", "demo", "devices"}),
         ("nodewise cpu reco", {"reconcile", "reconfigure", "reconfigure_setup"}),
         ("nodewise decide --output ", {"table", "wide", "json", "yaml"}),
         ("nodewise explain --n", {"--namespace", "--nodes", "--nodewise-namespace"}),

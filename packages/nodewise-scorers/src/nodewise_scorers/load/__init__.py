@@ -18,11 +18,12 @@
 """
 
 from collections.abc import Sequence
-from typing import Any, Final, Literal
+from typing import Annotated, Any, Final, Literal
 
 import msgspec
 
 from nodewise.agent import LoadScoring, Watched
+from nodewise.base.option import Option
 from nodewise_scorers.scoring_agent import Score, ScoringAgentKind
 
 PlacementName = Literal[
@@ -39,10 +40,11 @@ PlacementName = Literal[
 class LoadAgentOptions(msgspec.Struct, frozen=True, kw_only=True):
     """Settings for the formula that nodes are scored by."""
 
-    load_placement: PlacementName = "projected"
+    load_placement: Annotated[PlacementName, Option(metavar="FORMULA")] = "projected"
     """Formula of the scores. `projected`: the projected load of each node, from usage, a forecast and pods in flight.
-    The others are published formulas with default parameters, for comparison and migration: plugins of Trimaran,
-    LoadAware of Koordinator, and usage of Volcano."""
+    The others are published formulas with default parameters, for comparison and migration:
+    `target-load-packing`, `load-variation-risk-balancing`, `low-risk-over-commitment` and `peaks` of Trimaran,
+    `koordinator` (LoadAware), and `volcano` (usage)."""
 
     score_missing: Score = None
     """Score of a node without statistics of CPU. Default: 0."""
