@@ -18,7 +18,7 @@ from tests.cluster import (
     kubernetes_objects,
     native_mode,
 )
-from tests.cluster.api_client import ApiError, ClusterApi, Object
+from tests.cluster.api_client import ApiError, ClusterApi, Object, path_of
 from tests.cluster.api_user_kubeconfigs import User
 from tests.cluster.changing_exporter import ChangingExporter
 from tests.cluster.controlplane import ControlPlane
@@ -29,6 +29,7 @@ from tests.cluster.prometheus_process import PrometheusProcess
 
 pytestmark = pytest.mark.kubernetes_versions(oldest=36)
 
+DEVICE_TAINTS: Final = extender_process.manifest("device-taints.yaml")
 RULES: Final = f"/apis/{device_objects.TAINT_RULE_VERSION}/devicetaintrules"
 POLICIES: Final = "/apis/nodewise.io/v1alpha1/clusterplacementpolicies"
 LABEL: Final = "nodewise.io/device-policy"
@@ -112,7 +113,7 @@ def prometheus(
 def account(plane: ControlPlane) -> User:
     """The account with the shipped rights."""
     account = native_mode.install_with_account(plane)
-    for document in extender_process.manifest("device-taints.yaml"):
+    for document in DEVICE_TAINTS:
         plane.api.ensure(document)
     wait(
         "the policy is active",
@@ -248,6 +249,21 @@ def test_sick_device_is_tainted_within_two_periods_avoided_and_released(
         cluster.api.delete(f"{POLICIES}/gpus")
         wait("no rule is left", lambda: not tainted(cluster.api) or None)
     assert [each["metadata"]["name"] for each in cluster.api.get(RULES)["items"]] == ["vendor-rule"]
+
+
+def test_missing_rights_are_reported_with_their_remedy(
+    cluster: Sandbox, account: User, temperatures: Temperatures, prometheus: PrometheusProcess, tmp_path: Path
+) -> None:
+    (binding,) = (each for each in DEVICE_TAINTS if each["kind"] == "ClusterRoleBinding")
+    cluster.api.delete(path_of(binding))
+    try:
+        put_policy(cluster, HOT)
+        temperatures.set({("n1", 0): 95})
+        with controller(account, prometheus, tmp_path):
+            refused = wait("the taint is refused", lambda: condition(cluster, "DeviceTaintsRefused") or None)
+    finally:
+        cluster.api.ensure(binding)
+    assert refused.endswith("; remedy: apply what nodewise configure manifests device-taints prints")
 
 
 def test_policies_with_other_identities_effects_and_problems(

@@ -37,6 +37,8 @@ START_S: Final = 120.0
 """The time within which a computation has its first values. Until then its metrics count as not fetched yet, so that a
 restart changes no label."""
 _PART: Final = 512
+_STEPS: Final = 1_000_000
+"""Values have six decimals: more are noise, and make explanations hard to read."""
 
 
 class ComputedMetrics(ABC):
@@ -177,6 +179,6 @@ def _sample_columns(snapshot: Snapshot, values: NDArray[np.float64]) -> Generato
     for start in range(0, len(known), _PART):
         part = known[start : start + _PART]
         for node, value in zip(snapshot.nodes.names[part].tolist(), values[part].tolist(), strict=True):
-            columns.append(node, Sample(round(value * NANO), snapshot.at, 0.0))
+            columns.append(node, Sample(round(value * _STEPS) * (NANO // _STEPS), snapshot.at, 0.0))
         yield
     return columns

@@ -21,7 +21,7 @@ from typing import Final, NamedTuple
 
 import msgspec
 
-from nodewise.base import cooperative_scheduling
+from nodewise.base import cooperative_scheduling, distributions
 from nodewise.base.clock import Clock, format_rfc3339
 from nodewise.base.errors import BadInput, NodewiseError, Unavailable, closest_names, shown
 from nodewise.metrics import missing_values, source_table
@@ -359,6 +359,10 @@ class SourceSelector:
                 self._suggestions.forget(frozenset([request.key]))
                 return outcome
         self._known.pop(request.key, None)
+        if _is_computed_elsewhere(request, self._sources):
+            text = f"only a running nodewise computes {request.metric}"
+            remedy = "name the namespace of the running nodewise with --nodewise-namespace"
+            return FetchFailure(f"{text}: {remedy}", Cause("NoSource", text, remedy))
         if empty and all(failure.outcome == _NOT_THERE for failure in failures):
             return empty
         if not failures:
@@ -557,6 +561,14 @@ def _cause_with_servers(failures: Sequence[_SourceFailure], sources: Sequence[Me
     noun = "server" if len(failing) == 1 else "servers"
     places = f"{noun} {', '.join(failing)} of {len(servers)} in --prometheus-url"
     return cause._replace(text=f"{cause.text} ({places})")
+
+
+def _is_computed_elsewhere(request: MetricRequest, sources: Sequence[MetricsSource]) -> bool:
+    """Whether a metric is one that the controller or the extender computes, and this process is neither of them."""
+    if any(source.name == source_table.COMPUTED for source in sources):
+        return False
+    names = {entry.name for entry in distributions.own_entry_points(distributions.COMPUTED_METRICS)}
+    return request.metric in names and not request.query
 
 
 def _no_source_failure(request: MetricRequest, sources: Sequence[MetricsSource]) -> FetchFailure:

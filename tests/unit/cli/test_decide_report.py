@@ -91,3 +91,40 @@ def test_table_marks_values_that_no_rule_compares_without_their_ages(tmp_path: P
     for now, nodes in (("10:00:00", "1 node: fan-2"), ("10:01:30", "2 nodes: fan-1, fan-2")):
         [_, row] = decide(tmp_path, "--now", f"2026-05-01T{now}Z").splitlines()
         assert row.endswith(f" fan_errors is stale on {nodes}")
+
+
+def test_pods_with_claims_are_decided_by_the_gpu_agent_without_an_option(tmp_path: Path) -> None:
+    claiming = """
+apiVersion: v1
+kind: Node
+metadata: {name: fan-1}
+---
+apiVersion: v1
+kind: Pod
+metadata: {name: shop, namespace: web}
+spec:
+  containers: [{name: shop, image: shop}]
+  resourceClaims: [{name: gpu, resourceClaimName: gpu}]
+---
+apiVersion: resource.k8s.io/v1
+kind: ResourceClaim
+metadata: {name: gpu, namespace: web}
+spec: {devices: {requests: [{name: gpu, exactly: {deviceClassName: a}}]}}
+---
+apiVersion: resource.k8s.io/v1
+kind: DeviceClass
+metadata: {name: a}
+spec: {}
+---
+apiVersion: resource.k8s.io/v1
+kind: ResourceSlice
+metadata: {name: s}
+spec:
+  driver: a
+  nodeName: fan-1
+  pool: {name: fan-1, generation: 1, resourceSliceCount: 1}
+  devices: [{name: gpu-0}]
+"""
+    (tmp_path / "claiming.yaml").write_text(claiming)
+    table = CliRunner().invoke(main.command, ["decide", str(tmp_path / "claiming.yaml")]).output
+    assert "devices gpu: gpu-0" in table

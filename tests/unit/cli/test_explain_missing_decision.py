@@ -42,6 +42,13 @@ CASES = [
         ["this pod references no policy", "no extended resource", "no scheduler"], id="no policy, no managed resource",
     ),
     pytest.param(
+        state(asks=(), policy=None, has_claims=True), [response()],
+        ["this pod references no policy", "its ResourceClaims are no extended resource", "no scheduler"], id="claims only",
+    ),
+    pytest.param(
+        state(node="a"), [response(kept=1, since=AFTER)], ["http://one keeps 1 decision, the"], id="one decision",
+    ),
+    pytest.param(
         state(asks=(), policy=None)._replace(policies_error="forbidden"), [response()],
         ["no extended resource", "no scheduler"], id="policies are not known",
     ),

@@ -299,3 +299,23 @@ def test_an_unexpected_exception_of_a_source_is_a_failure() -> None:
         "fetching metric 'm'",
         "fetching metric 'n'",
     ]
+
+
+@pytest.mark.parametrize(
+    ("metric", "source", "why"),
+    [
+        (
+            "predicted_cpu_share",
+            QuerySource("prometheus", unknown=True),
+            "only a running nodewise computes predicted_cpu_share: name the namespace of the running nodewise with "
+            "--nodewise-namespace",
+        ),
+        ("predicted_cpu_share", QuerySource("computed"), "no predicted_cpu_share"),
+        ("predicted_cpu_share", QuerySource("file", "predicted_cpu_share"), "file"),
+        ("m", QuerySource("prometheus", unknown=True), "query"),
+    ],
+)
+def test_commands_say_that_only_a_running_nodewise_computes_a_metric(
+    metric: str, source: QuerySource, why: str
+) -> None:
+    assert virtual_time.run(SelectorFixture(source).ask(MetricRequest(metric))) == why

@@ -244,6 +244,11 @@ def test_metrics_that_were_never_fetched() -> None:
     )
     assert ready_message(written).startswith("avoid[0] (heat above 80): no node has a value of heat")
     assert written.rules[0].missing == 3
+    prefers = policy(prefer=[{"metric": "heat", "order": "Ascending"}])
+    written = status(only_state(prefers, metrics=metrics_snapshot()))
+    assert written.conditions_by_type()["MetricsAvailable"].message == (
+        "no node has a value of heat: no source has responded yet"
+    )
 
 
 def test_a_suspended_rule() -> None:

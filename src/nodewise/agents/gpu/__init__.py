@@ -106,11 +106,13 @@ class GpuKind(ControllerKind):
         return dict.fromkeys(vendor_resource_names.load_profile(options.gpu_profile).counts, False)
 
     def concerns(self, options: GpuOptions, nodes: Iterable[Any], pods: Iterable[Any]) -> bool:
-        """Whether any node has GPUs, or any pod requests one."""
+        """Whether any node has GPUs, or any pod requests one or has claims."""
         from nodewise.agents.gpu import gpu_pod_fields, node_gpus
 
         chosen = vendor_resource_names.load_profile(options.gpu_profile)
-        requested = any(gpu_pod_fields.requests_gpu_resources(pod, chosen) for pod in pods)
+        requested = any(
+            pod.spec.resource_claims or gpu_pod_fields.requests_gpu_resources(pod, chosen) for pod in pods
+        )
         return requested or any(node_gpus.parse_node_gpus(node, chosen).names for node in nodes)
 
     def state(self, options: GpuOptions, sync_period_s: float) -> "GpuStateBuilder":  # noqa: ARG002

@@ -137,7 +137,13 @@ def _causes_in_pod_state(  # complexity: a list of independent causes
             "this pod references no policy: no policy of its namespace and no ClusterPlacementPolicy selects it, and "
             f"it has no label {POLICY_LABEL}, so policies have no effect on it"
         )
-    if not problems and not state.asks:
+    if not problems and not state.asks and state.has_claims:
+        yield (
+            "its ResourceClaims are no extended resource: kube-scheduler asks nodewise about it only if it requests "
+            f"{SCHEDULING_RESOURCE}, which the admission policies of nodewise configure manifests extender-pods add "
+            "to new pods with claims, unless its entry has no managedResources; nodewise devices lists free devices"
+        )
+    elif not problems and not state.asks:
         yield (
             "it requests no extended resource: kube-scheduler asks only about pods that request a resource of its "
             f"entry's managedResources, such as {_MANAGED_RESOURCES}"
@@ -169,7 +175,7 @@ def _causes_in_replicas(  # complexity: a list of independent causes
             yield f"{url} did not respond: its decisions are unknown"
         elif page and page.kept_since and (created is None or clock.parse_rfc3339(page.kept_since) > created):
             yield (
-                f"{url} keeps {page.kept:,} decisions, the oldest of {page.kept_since}: older ones were dropped "
+                f"{url} keeps {page.kept:,} decision{'s' * (page.kept != 1)}, the oldest of {page.kept_since}: older ones were dropped "
                 "(--decisions-bytes) or lost when it restarted"
             )
 

@@ -207,6 +207,8 @@ class PodState(NamedTuple):
     """A label key that is nearly the one that names a policy; empty if there is none."""
     devices: tuple[str, ...] = ()
     """The DRA devices of its claims, such as `gpu: gpu-3, gpu-4`."""
+    has_claims: bool = False
+    """Whether its spec has ResourceClaims."""
 
 
 class PodReadResult(NamedTuple):
@@ -361,6 +363,7 @@ def to_pod_state(pod: _Pod) -> PodState:
         condition.message,
         labels.get(POLICY_LABEL),
         find_misspelt_policy_label(labels),
+        has_claims=bool(spec.resourceClaims),
     )
 
 

@@ -420,6 +420,8 @@ def _print_native_lines(pod_explanation: PodExplanation) -> None:
     if native is not None:
         node = state.node if state else ""
         _print_lines(_native_state_lines(pod_explanation.pod, native, pod_explanation.now, node))
+    if pod_explanation.explanation is None:
+        _print_lines(_device_lines(state))
     if pod_explanation.evaluation is not None:
         _print_lines(_evaluation_lines(pod_explanation, pod_explanation.evaluation))
 
@@ -482,6 +484,7 @@ def _lines_without_attempt(pod_explanation: PodExplanation) -> Iterator[str]:
         none_decided = f"{format_count(len(pod_explanation.responses), 'replica')} asked, none has a decision"
         causes = explanations.find_missing_decision_causes(lookup, pod_explanation.responses)
         yield from [lookup.missing, f"  {none_decided}"] if lookup.gone else [f"{pod}: {none_decided}"]
+        yield from (f"  {line}" for line in _device_lines(lookup.state))
         yield from (f"  {cause}" for cause in (causes[1:] if lookup.gone else causes))
 
 
@@ -518,6 +521,7 @@ def _pod_lines(pod: str, lookup: PodReadResult) -> Iterator[str]:
         yield f"{pod} is on {state.node}" if state.node else f"{pod} waits"
         if state.message:
             yield f"kube-scheduler: {state.message}"
+        yield from _device_lines(state)
 
 
 def _age_of_event(event: PodEvent, now: float) -> str:
@@ -618,8 +622,7 @@ def _scheduling_result_lines(pod_explanation: PodExplanation, explanation: Expla
 def _explanation_remark_lines(state: PodState | None, explanation: Explanation) -> Iterator[str]:
     if state and state.message:
         yield f"kube-scheduler: {state.message}"
-    if state and state.node and state.devices:
-        yield f"kube-scheduler allocated devices {'; '.join(state.devices)}"
+    yield from _device_lines(state)
     if state and state.uid and explanation.attempt.main_decision.pod.uid not in {"", state.uid}:
         yield "this attempt was about an earlier pod of that name"
     elif state and state.node:
@@ -628,6 +631,11 @@ def _explanation_remark_lines(state: PodState | None, explanation: Explanation) 
     if preempted is not None:
         left, nodes = int(preempted.feasible().sum()), format_count(len(preempted.names), "node")
         yield f"of {nodes} where pods could be evicted for it, {left} would pass then"
+
+
+def _device_lines(state: PodState | None) -> Iterator[str]:
+    if state and state.node and state.devices:
+        yield f"kube-scheduler allocated devices {'; '.join(state.devices)}"
 
 
 def _format_bind(bound: Decision) -> str:

@@ -35,6 +35,7 @@ from nodewise.kube.api_server_interface import NotFound, served_version
 from nodewise.kube.event_recorder import ObjectReference
 from nodewise.kube.reflector import Reflector, ReflectorTarget
 from nodewise.kube.resource_kinds import DEVICE_TAINT_RULES, RESOURCE_SLICES, Resource
+from nodewise.metrics.missing_values import REMEDY_SEPARATOR
 from nodewise.observe import logs
 from nodewise.policies import device_matching, device_taints, policy_status
 from nodewise.policies.controller.object_patcher import ObjectPatcher, find_policy_object
@@ -52,6 +53,8 @@ _RETRY_S: Final = 30.0
 """The time after which an API that is missing or refused is examined again."""
 _REFUSED_S: Final = 60.0
 _CONFIRMED_S: Final = 5.0
+_MISSING_RIGHT: Final = 'resource "devicetaintrules" in API group'
+"""What the API server's message about a missing right contains, and that of the admission policy does not."""
 """The time after which the watch counts again instead of the last write."""
 _LABELS: Final = ("ResourceSlice (device rules)", "DeviceTaintRule (device rules)")
 
@@ -81,6 +84,13 @@ class _Written(NamedTuple):
     outcome: TaintOfPolicy | str
     """What it says, or the uid of a deleted one."""
     at_s: float
+
+
+def _with_remedy(cause: str) -> str:
+    """The cause, with the remedy if it is a missing right."""
+    if _MISSING_RIGHT not in cause:
+        return cause
+    return f"{cause}{REMEDY_SEPARATOR}apply what nodewise configure manifests device-taints prints"
 
 
 class DeviceTaintWriter:
@@ -125,7 +135,7 @@ class DeviceTaintWriter:
                 try:
                     resource = await self._find_api(attributes)
                 except NodewiseError as error:
-                    self._unavailable, resource = str(error), None
+                    self._unavailable, resource = _with_remedy(str(error)), None
                 if resource is not None:
                     self._unavailable = ""
                     await self._watch(attributes, resource)
@@ -313,6 +323,6 @@ class DeviceTaintWriter:
             key = by_label.get(label) if name in due else None
             if key is not None and not reports[key].refused:
                 action = "" if taint else " the deletion of"
-                text = f"the API server refuses{action} the DeviceTaintRule {name}: {failure.cause}"
+                text = f"the API server refuses{action} the DeviceTaintRule {name}: {_with_remedy(failure.cause)}"
                 reports[key] = reports[key]._replace(refused=text)
         return reports
