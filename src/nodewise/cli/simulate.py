@@ -283,7 +283,7 @@ T = TypeVar("T", bound=msgspec.Struct)
 
 @click.group()
 def command() -> None:
-    """Replay recordings, and place GPU traces and bursty pods.
+    """Replay recordings, and compare placements of GPU traces, bursts and recorded load.
 
     \b
     Examples:

@@ -250,6 +250,14 @@ def test_missing_pod_is_the_first_line(capsys: pytest.CaptureFixture[str]) -> No
     ]
 
 
+def test_allocated_devices_are_shown_without_a_decision(capsys: pytest.CaptureFixture[str]) -> None:
+    lookup = on_node("n1")
+    assert lookup.state is not None
+    lookup = lookup._replace(state=lookup.state._replace(devices=("gpu: gpu-3, gpu-4",)))
+    output = printed_lines(capsys, PodExplanation("d/p", lookup, (), None, 0.0))
+    assert "  kube-scheduler allocated devices gpu: gpu-3, gpu-4" in output
+
+
 COOL, WIDE = "placement policy d/cool", "cluster placement policy wide"
 
 
