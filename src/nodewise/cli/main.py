@@ -29,7 +29,10 @@ COMMANDS: Final = {
     ),
     "explain": ("nodewise.cli.explain", "Explain why a pod is on its node, or still waits."),
     "metrics": ("nodewise.cli.metrics", "List the metrics of nodes, and the policies that use them."),
-    "simulate": ("nodewise.cli.simulate", "Replay recordings, and compare placements of GPU traces, bursts and recorded load."),
+    "simulate": (
+        "nodewise.cli.simulate",
+        "Replay recordings, and compare placements of GPU traces, bursts and recorded load.",
+    ),
     "demo": ("nodewise.cli.demo", "See nodewise work on this machine, with nothing installed."),
     "annotate": (
         "nodewise-scorers",
