@@ -43,7 +43,7 @@ CASES = [
     ),
     pytest.param(
         state(asks=(), policy=None, has_claims=True), [response()],
-        ["this pod references no policy", "its ResourceClaims are no extended resource", "no scheduler"], id="claims only",
+        ["this pod references no policy", "its ResourceClaims are no extended", "no scheduler"], id="claims only",
     ),
     pytest.param(
         state(node="a"), [response(kept=1, since=AFTER)], ["http://one keeps 1 decision, the"], id="one decision",

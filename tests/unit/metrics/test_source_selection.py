@@ -17,6 +17,7 @@ from nodewise.observe.metrics_registry import MetricsRegistry
 from tests.unit.kube import virtual_time
 
 M = MetricRequest("m")
+ONLY_RUNNING = "only a running nodewise computes predicted_cpu_share"
 
 
 EMPTY = Cause("NoSeries", "b gives no series for the query")
@@ -307,8 +308,7 @@ def test_an_unexpected_exception_of_a_source_is_a_failure() -> None:
         (
             "predicted_cpu_share",
             QuerySource("prometheus", unknown=True),
-            "only a running nodewise computes predicted_cpu_share: name the namespace of the running nodewise with "
-            "--nodewise-namespace",
+            f"{ONLY_RUNNING}: name the namespace of the running nodewise with --nodewise-namespace",
         ),
         ("predicted_cpu_share", QuerySource("computed"), "no predicted_cpu_share"),
         ("predicted_cpu_share", QuerySource("file", "predicted_cpu_share"), "file"),

@@ -175,8 +175,8 @@ def _causes_in_replicas(  # complexity: a list of independent causes
             yield f"{url} did not respond: its decisions are unknown"
         elif page and page.kept_since and (created is None or clock.parse_rfc3339(page.kept_since) > created):
             yield (
-                f"{url} keeps {page.kept:,} decision{'s' * (page.kept != 1)}, the oldest of {page.kept_since}: older ones were dropped "
-                "(--decisions-bytes) or lost when it restarted"
+                f"{url} keeps {page.kept:,} decision{'s' * (page.kept != 1)}, the oldest of {page.kept_since}: "
+                "older ones were dropped (--decisions-bytes) or lost when it restarted"
             )
 
 
