@@ -367,15 +367,7 @@ class SourceSelector:
             return empty
         if not failures:
             return _no_source_failure(request, self._sources)
-        # a source that is not installed is named only if there is no other error, or if no other source has such names
-        named = [
-            failure
-            for failure in failures
-            if failure.outcome != _NOT_THERE or failure.source == source_table.RESOURCE
-        ] or failures
-        several = len(self._sources) > 1
-        texts = [f"{failure.source}: {failure.why}" if several else failure.why for failure in named]
-        return FetchFailure("; ".join(texts), _cause_with_servers(failures, self._sources))
+        return _failure_of_sources(failures, self._sources)
 
     async def log_unused_sources(self, request: MetricRequest) -> None:
         """Log once which later sources have the metric, too: the operator should know that the order decides."""
@@ -561,6 +553,18 @@ def _cause_with_servers(failures: Sequence[_SourceFailure], sources: Sequence[Me
     noun = "server" if len(failing) == 1 else "servers"
     places = f"{noun} {', '.join(failing)} of {len(servers)} in --prometheus-url"
     return cause._replace(text=f"{cause.text} ({places})")
+
+
+def _failure_of_sources(failures: list[_SourceFailure], sources: Sequence[MetricsSource]) -> FetchFailure:
+    # a source that is not installed is named only if there is no other error, or if no other source has such names
+    named = [
+        failure
+        for failure in failures
+        if failure.outcome != _NOT_THERE or failure.source == source_table.RESOURCE
+    ] or failures
+    several = len(sources) > 1
+    texts = [f"{failure.source}: {failure.why}" if several else failure.why for failure in named]
+    return FetchFailure("; ".join(texts), _cause_with_servers(failures, sources))
 
 
 def _is_computed_elsewhere(request: MetricRequest, sources: Sequence[MetricsSource]) -> bool:

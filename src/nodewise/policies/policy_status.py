@@ -386,7 +386,8 @@ def _condition_messages(  # complexity: one entry for each condition
     """The message of each condition of all kinds of policies, by type; empty for a good status."""
     policy, kind = state.policy, state.policy.key.kind
     is_taspolicy, devices = kind == "TASPolicy", facts.devices or DeviceReport()
-    consequence = NO_NODE_PASSES if is_taspolicy else RULES_REJECT if policy.avoid else ""
+    rejecting = RULES_REJECT * bool(policy.avoid)
+    consequence = NO_NODE_PASSES if is_taspolicy else rejecting
     unfetched = policy_status_fields.missing_metrics_text(state.unfetched, consequence)
     held = ", ".join(policy_rejection_reasons.comparison_text(rule, kind) for rule in state.suspended)
     suspended = policy_status_fields.suspension_text(held, state.lost) if held else ""

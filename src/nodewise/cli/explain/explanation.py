@@ -137,17 +137,8 @@ def _causes_in_pod_state(  # complexity: a list of independent causes
             "this pod references no policy: no policy of its namespace and no ClusterPlacementPolicy selects it, and "
             f"it has no label {POLICY_LABEL}, so policies have no effect on it"
         )
-    if not problems and not state.asks and state.has_claims:
-        yield (
-            "its ResourceClaims are no extended resource: kube-scheduler asks nodewise about it only if it requests "
-            f"{SCHEDULING_RESOURCE}, which the admission policies of nodewise configure manifests extender-pods add "
-            "to new pods with claims, unless its entry has no managedResources; nodewise devices lists free devices"
-        )
-    elif not problems and not state.asks:
-        yield (
-            "it requests no extended resource: kube-scheduler asks only about pods that request a resource of its "
-            f"entry's managedResources, such as {_MANAGED_RESOURCES}"
-        )
+    if not problems and not state.asks:
+        yield _cause_without_resources(state)
     if state.scheduler != DEFAULT_SCHEDULER:
         yield f"its scheduler is {state.scheduler}: is nodewise an extender in that one's configuration?"
     if state.message and not state.gates:
@@ -156,6 +147,20 @@ def _causes_in_pod_state(  # complexity: a list of independent causes
         )
     elif not state.node and not state.gates:
         yield "no scheduler has reported on it yet"
+
+
+def _cause_without_resources(state: PodState) -> str:
+    """Why kube-scheduler does not ask about a pod that requests no extended resource."""
+    if state.has_claims:
+        return (
+            "its ResourceClaims are no extended resource: kube-scheduler asks nodewise about it only if it requests "
+            f"{SCHEDULING_RESOURCE}, which the admission policies of nodewise configure manifests extender-pods add "
+            "to new pods with claims, unless its entry has no managedResources; nodewise devices lists free devices"
+        )
+    return (
+        "it requests no extended resource: kube-scheduler asks only about pods that request a resource of its "
+        f"entry's managedResources, such as {_MANAGED_RESOURCES}"
+    )
 
 
 def _causes_in_replicas(  # complexity: a list of independent causes
