@@ -234,7 +234,7 @@ def test_the_rights_that_ship_are_enough_and_hardly_one_is_too_many(cluster: Hea
         for right in rbac_rights_comparison.granted(extender_process.manifest("doctor.yaml"))
     }
     without_need = {("list", "nodes", "metrics.k8s.io"), ("list", "namespaces", "")}
-    slices = ("list", "resourceslices", "resource.k8s.io")  # read only for nodes whose labels alone show GPUs
+    slices = ("list", "resourceslices", "resource.k8s.io")  # read only with a gpu agent
     assert granted - used - {slices} == without_need, "no metric of that API, and no ClusterPlacementPolicy"
 
 

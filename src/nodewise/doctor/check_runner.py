@@ -8,7 +8,7 @@ from typing import Final
 from nodewise.base import clock
 from nodewise.base.errors import short
 from nodewise.doctor.checks import certificates, extender_entries, native_mode, policies, workloads_and_nodes
-from nodewise.doctor.facts import Facts, PolicyEvaluation, UnavailableFact
+from nodewise.doctor.facts import Facts, GpuNodeInfo, PolicyEvaluation, UnavailableFact
 from nodewise.doctor.findings import (
     CATALOGUE,
     NOT_CHECKED,
@@ -120,11 +120,26 @@ def _describe_examined(
         yield f"{_format_count(replicas, 'replica')} of nodewise"
     if "node_count" in read:
         yield _format_count(read["node_count"], "node")
+    yield from _describe_gpu_nodes(read.get("gpu_nodes", ()))
     if "policies" in read:
         yield from _describe_policies(read["policies"])
     if evaluated := [lease.evaluated for lease in read.get("leases", ()) if lease.evaluated]:
         age_s = max(round((facts.now - max(evaluated)).total_seconds()), 1)
         yield f"the last evaluation of policies ({clock.format_duration(age_s)} ago)"
+
+
+def _describe_gpu_nodes(gpu_nodes: Iterable[GpuNodeInfo | UnavailableFact]) -> Iterator[str]:
+    """How many nodes have which form of GPUs; a node may have both forms."""
+    nodes = [node for node in gpu_nodes if isinstance(node, GpuNodeInfo)]
+    if plugin := sum(bool(node.resource) for node in nodes):
+        yield f"{_format_count(plugin, 'node')} with GPUs of a device plugin"
+    drivers = Counter(driver for node in nodes for driver in node.drivers)
+    for driver, count in sorted(drivers.items())[:_MAX_LISTED]:
+        yield f"{_format_count(count, 'node')} with devices of the DRA driver {driver}"
+    if len(drivers) > _MAX_LISTED:
+        yield f"devices of {len(drivers) - _MAX_LISTED} more DRA drivers"
+    if both := sum(bool(node.resource and node.drivers) for node in nodes):
+        yield f"{_format_count(both, 'node')} with both"
 
 
 def _describe_policies(policies: Sequence[PolicyEvaluation | UnavailableFact]) -> list[str]:

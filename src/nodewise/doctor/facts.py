@@ -383,15 +383,17 @@ class Descheduler(NamedTuple):
 
 
 class GpuNodeInfo(NamedTuple):
-    """A node with GPUs, as the gpu agent reads it."""
+    """A node with GPUs, as the gpu agent reads it, or with devices of DRA drivers."""
 
     node: str
     gpus: int
     resource: str
-    """The allocatable resource that shows that the node has GPUs; empty if only a label does."""
+    """The allocatable resource that shows that the node has GPUs; empty if only a label or a DRA driver does."""
     problems: tuple[str, ...] = ()
     label: str = ""
     """The label that shows it without a resource."""
+    drivers: tuple[str, ...] = ()
+    """The DRA drivers with devices on the node, sorted."""
 
 
 class KubeletConfiguration(NamedTuple):
@@ -478,7 +480,7 @@ class Facts(NamedTuple):
     """By metric."""
     metrics_apis: tuple[MetricsApiStatus, ...] | UnavailableFact = ()
     deschedulers: tuple[Descheduler, ...] | UnavailableFact = ()
-    gpu_nodes: tuple[GpuNodeInfo, ...] | UnavailableFact = ()
+    gpu_nodes: tuple[GpuNodeInfo | UnavailableFact, ...] | UnavailableFact = ()
     kubelets: tuple[KubeletConfiguration | UnavailableFact, ...] | UnavailableFact = ()
     cluster_ca: Chain | UnavailableFact = ()
     """The CA of the cluster's clients."""

@@ -1005,6 +1005,28 @@ def test_policies_are_counted_by_kind() -> None:
     assert "0 policies" in examine(SOUND._replace(policies=())).examined
 
 
+def test_nodes_with_gpus_are_counted_by_form() -> None:
+    """A node with both forms counts for each, and a DRA driver's node needs no labels of GPUs."""
+    plugin, drivers = GpuNodeInfo("a", 8, "nvidia.com/gpu"), ("gpu.example.com",)
+    both = plugin._replace(node="b", drivers=(*drivers, "nic.example.com"))
+    only = [GpuNodeInfo(node, 0, "", label="nvidia.com/gpu.count", drivers=drivers) for node in "cd"]
+    report = examine(SOUND._replace(gpu_nodes=(plugin, both, *only)))
+    assert [text for text in report.examined if " with " in text] == [
+        "2 nodes with GPUs of a device plugin",
+        "3 nodes with devices of the DRA driver gpu.example.com",
+        "1 node with devices of the DRA driver nic.example.com",
+        "1 node with both",
+    ]
+    assert not report.findings
+
+
+def test_many_drivers_are_counted_together() -> None:
+    node = GpuNodeInfo("a", 0, "", drivers=tuple(f"d{at}.example.com" for at in range(5)))
+    examined = examine(SOUND._replace(gpu_nodes=(node,))).examined
+    assert len([text for text in examined if "the DRA driver" in text]) == 3
+    assert "devices of 2 more DRA drivers" in examined
+
+
 @pytest.mark.parametrize(("age_s", "expected"), [(2.4, "2s"), (90, "1m30s"), (-3, "1s")])
 def test_the_age_of_the_last_evaluation_is_reported(age_s: float, expected: str) -> None:
     """By the newest of the Leases; a clock that is behind that of the leader gives no negative age."""

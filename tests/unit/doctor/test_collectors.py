@@ -26,7 +26,7 @@ from nodewise.doctor.collectors.rights_and_admission_policies import collect_nod
 from nodewise.doctor.collectors.schedulers import read_configuration_file
 from nodewise.doctor.collectors.session import ClusterReader, ExaminationTarget, Session, attempt, parse_json
 from nodewise.doctor.collectors.workloads import ReplicaPod, read_metrics
-from nodewise.doctor.facts import Facts, NodewiseWorkload, PolicyEvaluation, UnavailableFact
+from nodewise.doctor.facts import Facts, GpuNodeInfo, NodewiseWorkload, PolicyEvaluation, UnavailableFact
 from nodewise.doctor.findings import CATALOGUE, Report
 from nodewise.doctor.parsing.objects import Workload
 from nodewise.doctor.parsing.scheduler_configuration import SchedulerConfiguration
@@ -83,6 +83,8 @@ class ScriptedApi:
             return msgspec.json.encode(DISCOVERY[path])
         value = self._objects.get(path)
         is_list = path.count("/") < 6 and "configmaps" not in path
+        if isinstance(value, NotFound):
+            raise value
         if isinstance(value, list) or (value is None and is_list):
             return _page(value or [], params)
         if value is None:
@@ -781,3 +783,67 @@ def test_labels_of_gpus_that_nothing_offers(labels: Any, allocatable: Any, label
     parsed = parse_node([INTEL, NVIDIA], msgspec.json.encode(node))
     assert parsed is not None
     assert (label in parsed.gpus.label) if parsed.gpus else not label
+
+
+SLICES = "/apis/resource.k8s.io/v1/resourceslices"
+
+
+def gpu_cluster(**labels: str) -> dict[str, Any]:
+    """A cluster with the gpu agent, a node of a device plugin, one with these labels, and one with slices alone."""
+    words = ["nodewise", "extender", "--agents=gpu", "--gpu-profile=nvidia", "--no-cluster", "--unsafe"]
+    plugin = {"metadata": {"name": "plugin"}, "status": {"allocatable": {"nvidia.com/gpu": "2"}}}
+    slices: list[Any] = [
+        {"spec": {"driver": "gpu.example.com", "nodeName": node, "devices": [{"name": "gpu-0"}]}}
+        for node in ("labelled", "plugin", "driver", "driver")
+    ]
+    return {
+        DEPLOYMENTS: [deployment("nodewise", "nodewise", {"name": "nodewise", "command": words})],
+        "/api/v1/nodes": [
+            plugin,
+            {"metadata": {"name": "labelled", "labels": labels}},
+            {"metadata": {"name": "driver"}},
+        ],
+        SLICES: [*slices, {"spec": {"driver": "x", "allNodes": True}}, {"spec": 3}],
+    }
+
+
+def test_nodes_with_devices_of_drivers_are_read_from_slices() -> None:
+    nodes = facts(gpu_cluster(**{"nvidia.com/gpu.count": "2"})).gpu_nodes
+    assert isinstance(nodes, tuple)
+    forms = {node.node: (node.resource, node.drivers) for node in nodes if isinstance(node, GpuNodeInfo)}
+    drivers = ("gpu.example.com",)
+    assert forms == {
+        "plugin": ("nvidia.com/gpu", drivers),
+        "labelled": ("", drivers),
+        "driver": ("", drivers),
+    }
+
+
+@pytest.mark.parametrize(
+    ("labels", "severity"),
+    [({}, "note"), ({"nvidia.com/gpu.count": "2"}, "warning")],
+    ids=["plugin", "label"],
+)
+def test_a_missing_right_to_read_slices_hides_no_node_of_a_device_plugin(
+    labels: dict[str, str], severity: str
+) -> None:
+    """A warning only if a node's GPUs may be devices of a driver."""
+    report = examine(facts(gpu_cluster(**labels), ("resourceslices",)))
+    (missing,) = [finding for finding in report.findings if "resourceslices" in finding.object]
+    assert (missing.severity, missing.expected) == (
+        severity,
+        "the right to list resourceslices.resource.k8s.io",
+    )
+    assert "1 node with GPUs of a device plugin" in report.examined
+
+
+def test_without_the_kind_only_device_plugins_are_counted() -> None:
+    report = examine(facts({**gpu_cluster(), SLICES: NotFound(SLICES)}))
+    assert not [finding for finding in report.findings if "resourceslices" in finding.object]
+    assert [text for text in report.examined if " with " in text] == ["1 node with GPUs of a device plugin"]
+
+
+def test_slices_are_not_read_without_a_gpu_agent() -> None:
+    api: Any = ScriptedApi({SLICES: gpu_cluster()[SLICES]})
+    asyncio.run(_collect(api, ExaminationTarget(namespaces=("nodewise",))))
+    assert SLICES not in api.requests

@@ -208,14 +208,16 @@ def check_unexamined_namespaces(
 
 
 @check("gpu-node-without-labels")
-def check_gpu_labels(gpu_nodes: tuple[GpuNodeInfo, ...]) -> Iterator[Finding]:
+def check_gpu_labels(  # complexity: three findings
+    gpu_nodes: tuple[GpuNodeInfo, ...],
+) -> Iterator[Finding]:
 
     def format_reason(nodes: Sequence[GpuNodeInfo]) -> str:
         problem = next((node.problems[0] for node in nodes if node.problems), "")
         return f": {problem}" if problem else ""
 
     id_ = "gpu-node-without-labels"
-    if unlisted := [node for node in gpu_nodes if not node.resource]:
+    if unlisted := [node for node in gpu_nodes if not node.resource and not node.drivers]:
         actual = f"has the label {unlisted[0].label}, no allocatable resource of GPUs and no ResourceSlices"
         remedy = "repair the device plugin or the DRA driver of these nodes, or remove the label"
         where, expected = _format_nodes(unlisted), "an allocatable resource of GPUs"

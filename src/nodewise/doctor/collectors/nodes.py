@@ -33,7 +33,7 @@ from nodewise.policies.node_labels import VERDICT_LABEL_PREFIX
 
 _CONTROL_PLANE: Final = ("node-role.kubernetes.io/control-plane", "node-role.kubernetes.io/master")
 _MAX_KUBELETS: Final = 50
-_MAX_GPU_NODES: Final = 5000
+_LONGEST_DRIVER: Final = 63
 _PCI: Final = re.compile(
     r"feature\.node\.kubernetes\.io/pci-(10de|03[0-9a-f]{2}_10de|0380_(?:1002|8086))\.present"
 )
@@ -74,6 +74,15 @@ class _NodeObject(msgspec.Struct, frozen=True, gc=False):
     status: _Status = _Status()
 
 
+class _SliceSpec(msgspec.Struct, frozen=True, gc=False):
+    driver: str = ""
+    node: str = msgspec.field(default="", name="nodeName")
+
+
+class _Slice(msgspec.Struct, frozen=True, gc=False):
+    spec: _SliceSpec = _SliceSpec()
+
+
 class ParsedNode(NamedTuple):
     """What is kept of a node; `metadata` and `status` as sources of metrics read them."""
 
@@ -94,6 +103,8 @@ class ParsedNodes(NamedTuple):
 
     nodes: Sequence[ParsedNode]
     measured: NodeAttributes
+    may_have_gpus: bool
+    """Whether a gpu agent runs whose profile is known."""
 
 
 async def collect_nodes(session: Session) -> ParsedNodes:
@@ -105,7 +116,7 @@ async def collect_nodes(session: Session) -> ParsedNodes:
     profiles = [PROFILES[name] for name in sorted(names) if name in PROFILES]
     nodes = await session.reader.get_list(NODES, partial(parse_node, profiles))
     measured = cooperative_scheduling.run_without_pauses(node_attributes.read_node_attributes(nodes))
-    return ParsedNodes(nodes, measured)
+    return ParsedNodes(nodes, measured, bool(profiles))
 
 
 async def _find_profiles_of_entries(session: Session) -> set[str]:
@@ -200,23 +211,46 @@ async def collect_nodes_not_measured(session: Session) -> frozenset[str]:
     return frozenset(node.metadata.name for node in nodes if not node.is_measured)
 
 
-async def collect_gpu_nodes(session: Session) -> tuple[GpuNodeInfo, ...]:
-    """Nodes with GPUs, without those whose GPUs a DRA driver offers in ResourceSlices."""
+async def collect_gpu_nodes(session: Session) -> tuple[GpuNodeInfo | UnavailableFact, ...]:
+    """Nodes with GPUs, and nodes with devices of DRA drivers. Without the right to read these, nodes whose GPUs are
+    known only by a label are omitted.
+    """
     for extender in await session.get_or(collect_extenders, ()):
         profile = extender.settings.get("gpu_profile", "intel")
         if "gpu" in extender.agents and profile not in PROFILES:
             what = f"the GPU profile of {extender.workload.where}"
             raise missing_fact(what, "it is a file of its own", is_minor=True)
-    nodes = (await session.require(collect_nodes)).nodes
-    infos = [node.gpus for node in nodes if node.gpus][:_MAX_GPU_NODES]
-    if all(info.resource for info in infos):
-        return tuple(infos)
-    names = set(await session.reader.get_list(RESOURCE_SLICES, _parse_node_of_slice))
-    return tuple(info for info in infos if info.resource or info.node not in names)
+    parsed = await session.require(collect_nodes)
+    if not parsed.may_have_gpus:
+        return ()
+    infos = [node.gpus for node in parsed.nodes if node.gpus]
+    slices = await attempt(session.reader.get_list(RESOURCE_SLICES, _parse_slice))
+    if isinstance(slices, UnavailableFact):
+        offered = [info for info in infos if info.resource]
+        return (*offered, slices._replace(is_minor=len(offered) == len(infos)))
+    return _add_drivers(infos, slices)
 
 
-def _parse_node_of_slice(body: bytes) -> str | None:
-    return get_text(parse_json(body), "spec", "nodeName") or None
+def _add_drivers(infos: Sequence[GpuNodeInfo], slices: Sequence[_SliceSpec]) -> tuple[GpuNodeInfo, ...]:
+    """These nodes with their drivers, and further nodes with slices."""
+    drivers: dict[str, set[str]] = {}
+    for spec in slices:
+        drivers.setdefault(spec.node, set()).add(sys.intern(short(spec.driver, _LONGEST_DRIVER)))
+    known = {info.node: info for info in infos}
+    known |= {
+        node: known.get(node, GpuNodeInfo(node, 0, ""))._replace(drivers=tuple(sorted(of_node)))
+        for node, of_node in drivers.items()
+    }
+    return tuple(known.values())
+
+
+def _parse_slice(body: bytes) -> _SliceSpec | None:
+    """The driver and the node of a slice; None for one of several nodes."""
+    try:
+        spec = msgspec.json.decode(body, type=_Slice).spec
+    except UNREADABLE:
+        return None
+    return spec if spec.node else None
 
 
 async def collect_kubelets(session: Session) -> tuple[KubeletConfiguration | UnavailableFact, ...]:
