@@ -333,7 +333,7 @@ def test_the_policies_that_change_pods_use_the_release_and_its_resource(helm: He
     options = "name=other,podAdmission.addResource=true,podAdmission.resource=example.com/mark"
     made = _policies(helm.rendered("elsewhere", NEW, "--set", options))
     names = {name for kind, name, _ in made if kind == "MutatingAdmissionPolicy"}
-    assert names == {"other-extender-pods", "other-extender-pods-cluster"}
+    assert names == {"other-extender-pods", "other-extender-pods-claims", "other-extender-pods-cluster"}
     for name in names:
         spec = made["MutatingAdmissionPolicy", name, ""]
         (namespaces,) = spec["matchConstraints"]["namespaceSelector"]["matchExpressions"]
@@ -380,6 +380,12 @@ def test_a_disabled_feature_has_no_rights(helm: Helm) -> None:
     groups = {right.group for right in gas["ClusterRole", "nodewise", ""]}
     assert groups == {"", "events.k8s.io"}
     assert ("Role", "nodewise-gpu", "nodewise") in gas
+    load_alone = f"{IN_EXTENDER},agents.telemetry.enabled=false,agents.load.enabled=true"
+    load = _roles(helm.rendered("nodewise", "--set", load_alone))
+    usage = {
+        right.resource for right in load["ClusterRole", "nodewise", ""] if right.group == "metrics.k8s.io"
+    }
+    assert usage == {"nodes", "pods"}
     nothing = helm.rendered("nodewise", "--set", "agents.telemetry.enabled=false")
     assert nothing == []
 
