@@ -318,7 +318,9 @@ _ERROR: Final = {
         " reason. Its pods stay pending, and scores are computed without it. At most one line per kind of"
         " failure and minute; `unlogged` counts the others."
     ),
-    "request_failed": "A call failed with status 500 because of a defect. Please report it.",
+    "request_failed": (
+        "A call failed with status 500, or its decision was not stored, because of a defect. Please report it."
+    ),
     "task_failed": "A background task failed because of a defect and was restarted.",
     "native_mode_off": (
         "Native mode is off by `--no-native-mode`, and its admission policies are installed: new pods of `policies`"

@@ -1,6 +1,7 @@
 """The snapshot cache: which agent states are built again and when, and amendments."""
 
 import asyncio
+import itertools
 from collections.abc import Generator, Mapping
 from types import SimpleNamespace
 from typing import Any
@@ -207,6 +208,21 @@ class TestWhatIsComputedAgain:
             await parts.snapshot_cache.publish()
         assert parts.counting.computed == 3
         assert parts.snapshot_cache.snapshot.at == 60.0
+
+    async def test_snapshots_of_continuous_changes_are_fewer(self, parts: Parts) -> None:
+        published: list[float] = []
+        await parts.full()
+        parts.snapshot_cache.on_publish(lambda: published.append(parts.clock.now()))
+        running = asyncio.create_task(parts.snapshot_cache.run())
+        for count, pause_s in enumerate((0.0, 0.0, 0.05, 0.07), 1):
+            parts.clock.advance(pause_s)
+            parts.snapshot_cache.touch()
+            while len(published) < count:
+                await asyncio.sleep(0)
+        running.cancel()
+        await asyncio.gather(running, return_exceptions=True)
+        waits = [after - before for before, after in itertools.pairwise([50.0, *published])]
+        assert waits == pytest.approx([0.02, 0.06, 0.05 + 0.06, 0.07 + 0.02])
 
     async def test_the_time_of_the_newest_snapshot_is_exported(self, parts: Parts) -> None:
         await parts.full()

@@ -306,6 +306,23 @@ async def test_a_client_that_does_not_read_its_answer(metrics_registry):
         assert (await request_on_new_connection(server)).status == 200
 
 
+async def test_completion_waits_until_the_client_reads_its_response():
+    completed = []
+    large = Route(
+        "POST",
+        "/large",
+        lambda _request: Response(200, b"a" * 50_000_000, completion=lambda: completed.append(1)),
+    )
+    async with run_server(PLAIN, [large]) as server, open_client(server) as caller:
+        caller.writer.transport.pause_reading()
+        caller.writer.write(encode_request("/large"))
+        await wait_until(lambda: any(item._is_writing_paused for item in server._connections.open))
+        assert completed == []
+        caller.writer.transport.resume_reading()
+        assert (await caller.answer()).status == 200
+        assert completed == [1]
+
+
 async def test_client_that_leaves_during_its_response_affects_no_other(metrics_registry):
     completed = []
 
