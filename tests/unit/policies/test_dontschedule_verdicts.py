@@ -1,12 +1,16 @@
 """Verdicts of `dontschedule`: the table of the specification (section 29.4) and further cases."""
 
+import weakref
 from typing import Any
 
 import pytest
 
+from nodewise.engine.decision import Decision, DecisionRing, PodRef
 from nodewise.metrics.series import Sample, Series
+from nodewise.policies.agent import TelemetryAgent
 from nodewise.policies.options import TelemetryOptions
 from tests.unit.policies.policy_snapshot_builders import (
+    candidates,
     cluster_state,
     metrics_snapshot,
     pod,
@@ -195,3 +199,18 @@ def test_reasons_are_short() -> None:
     assert len((rejected(nothing, "n1", pod("x" * 100_000, "y" * 100_000)) or {})["n1"]) < 200
     many = [rule("m" * 200, target=9)] * 100
     assert len(verdict(many, f"{'m' * 200} n1=10", logical="allOf")["n1"]) < 600
+
+
+def test_stored_decision_does_not_keep_the_snapshot() -> None:
+    cluster = cluster_state([policy(dontschedule=[rule("m", target=4)])], metrics_snapshot(series("m", n1=5)))
+    cluster_snapshot = snapshot(cluster)
+    [state] = cluster_snapshot.agent_states["telemetry"].policies.values()
+    of_all_nodes = weakref.ref(state.filter_rules[0].inputs.states)
+    names = candidates(cluster_snapshot, "n1 n2")
+    result = TelemetryAgent().filter(pod(), names, cluster_snapshot)
+    assert result is not None
+    decision = Decision("filter", PodRef("d", "p"), 1.0, 1, names, verdicts=(("telemetry", result),))
+    del cluster, cluster_snapshot, state, result
+    DecisionRing().add(decision)
+    assert of_all_nodes() is None
+    assert [rule.values.tolist()[0] for rule in decision.evidence()] == [5_000_000_000]
