@@ -49,6 +49,7 @@ from nodewise.agents.gpu import pod_gpu_requests as demands
 from nodewise.agents.gpu.allocation_record import NO_RECORD, ContainerRequest, Reservation
 from nodewise.agents.gpu.device_layout import DEVICE
 from nodewise.agents.gpu.device_placement import DeviceDemand, DevicePredictions, DeviceScores
+from nodewise.agents.gpu.dra_nodes import DraDetails
 from nodewise.agents.gpu.fit import FitResult, build_details, fit
 from nodewise.agents.gpu.gpu_arrays import ABSENT, GpuLayout, GpuUsage, Mask
 from nodewise.agents.gpu.gpu_node_labels import MOST_SUBDEVICES
@@ -403,11 +404,14 @@ class GpuAgent(
     ) -> Verdict:
         """The verdict in which the reason of each node without GPUs says what was found there.
 
-        Nodes whose GPUs kube-scheduler allocates itself pass.
+        Nodes whose GPUs kube-scheduler allocates itself pass, and their details name the driver.
         """
         left = self._left_to_scheduler(demand, agent_state, candidates)
         if left.any():
-            verdict = replace(verdict, codes=np.where(left, np.int16(0), verdict.codes))
+            drivers_left = agent_state.dra.drivers_of(candidates.numbers)
+            details = DraDetails(verdict.details, left, drivers_left, agent_state.dra.drivers)
+            codes = np.where(left, np.int16(0), verdict.codes)
+            verdict = replace(verdict, codes=codes, details=details)
         plain, missing = gpu_rejection_reasons.NoGpus(), agent_state.missing
         if plain not in verdict.reasons:
             return verdict

@@ -8,12 +8,12 @@ have devices of the class, or may have: the pool is incomplete, or labels say th
 """
 
 from collections.abc import Callable, Generator, Iterable, Mapping
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from nodewise.agent import NodeIndex
+from nodewise.agent import Details, NodeIndex
 from nodewise.agents.gpu.vendor_resource_names import ResourceProfile
 from nodewise.base.errors import truncate
 from nodewise.devices import resource_claims
@@ -55,6 +55,36 @@ class DraNodes(NamedTuple):
 
 
 NO_DRA_NODES: Final = DraNodes()
+
+
+class DraDetails(NamedTuple):
+    """Details of a fit, with the DRA drivers of the nodes that are left to kube-scheduler."""
+
+    of_fit: Details | None
+    left: Mask
+    """By candidate, like the following."""
+    driver_codes: NDArray[np.int16]
+    drivers: tuple[str, ...]
+    """Decisions share it."""
+
+    @property
+    def nbytes(self) -> int:
+        fit_bytes = 0 if self.of_fit is None else self.of_fit.nbytes
+        return fit_bytes + int(self.left.nbytes + self.driver_codes.nbytes)
+
+    def text(self, candidate: int) -> str:
+        if self.left[candidate]:
+            driver = self.drivers[self.driver_codes[candidate]]
+            return f"kube-scheduler allocates devices of {f'the DRA driver {driver}' if driver else 'a DRA driver'}"
+        return "" if self.of_fit is None else self.of_fit.text(candidate)
+
+    def distances(self) -> NDArray[np.float64]:
+        """Those of the fit: a candidate that is left is not rejected."""
+        return np.ones(len(self.left)) if self.of_fit is None else self.of_fit.distances()
+
+    def numbers(self, candidate: int) -> Mapping[str, Any]:  # noqa: ARG002
+        """Empty: the text contains everything."""
+        return {}
 
 
 class DraNodeTable:

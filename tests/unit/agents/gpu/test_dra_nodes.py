@@ -203,6 +203,21 @@ def test_devices_of_other_classes_do_not_make_a_node_one_with_gpus() -> None:
     assert "driver" in passing(snapshot_of(unknown), pod())
 
 
+def test_details_say_which_form_of_gpus_a_node_has() -> None:
+    """A node without slices whose label shows GPUs is left, too: its driver is not known yet."""
+    snapshot = snapshot_of(with_driver("driver"))
+    nodes = snapshot.nodes.named(["driver", "labelled", "plugin", "plain"])
+    verdict = AGENT.filter(pod(), nodes, snapshot)
+    assert verdict is not None
+    assert verdict.details is not None
+    assert [verdict.details.text(at) for at in range(4)] == [
+        "kube-scheduler allocates devices of the DRA driver d",
+        "kube-scheduler allocates devices of a DRA driver",
+        "c: card0",
+        "",
+    ]
+
+
 def test_a_rejection_says_that_no_class_names_the_devices_of_a_driver() -> None:
     snapshot = snapshot_of(with_driver("driver", classes=()))
     verdict = AGENT.filter(pod(), snapshot.nodes.named(["driver", "plain"]), snapshot)
