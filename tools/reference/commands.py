@@ -77,8 +77,12 @@ def _section(command: click.Command, typed: str, mark: str, seen: dict[str, str]
             parts.append(f"Options as of [`{other}`](#{other.replace(' ', '-')}): {names}.\n")
         if shared:
             heading = "**Settings**" if len(sections) == 1 else f"{mark}# Settings"
-            names = ", ".join(_setting_name(option, context) for option in shared)
-            parts.append(f"{heading}\n\nAs the [settings](../settings.md) describe them: {names}.\n")
+            lead = "As the [settings](../settings.md) describe them"
+            settings = [_setting_name(option, context) for option in shared]
+            if len(defaults := {setting.partition(" ")[2] for setting in settings}) == 1:  # named once
+                lead = f"{lead} {defaults.pop()}".strip()
+                settings = [setting.partition(" ")[0] for setting in settings]
+            parts.append(f"{heading}\n\n{lead}: {', '.join(settings)}.\n")
     if isinstance(command, click.Group):
         parts.append(table(("command", "what it does"), _below(command, context, typed)))
     return "\n".join(parts)
