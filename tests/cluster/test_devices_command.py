@@ -93,7 +93,7 @@ def test_the_devices_of_one_node_are_listed(reader: User) -> None:
     done = read_only_commands.run("devices", f"--kubeconfig={reader.kubeconfig}", "three")
     assert (done.returncode, done.stderr) == (
         terminal_output.NO,
-        "nodewise: found no devices of node three\n",
+        "nodewise: found no node three\n",
     )
 
 
