@@ -146,7 +146,12 @@ def test_the_rights_that_ship_are_those_that_were_needed(recorded: AuditLog, fil
     assert all(EVERYBODYS in request.allowed_by for request in discovery)
     rest = [request for request in requests if request.resource]
     assert [request for request in rest if "nodewise" not in request.allowed_by] == []
-    unlogged = {CREATE_PORT_FORWARD} if user == READER else set()
+    # no policy here uses the predicted load, and no pod has claims
+    unlogged = (
+        {CREATE_PORT_FORWARD, ApiRight("get", "resource.k8s.io", "resourceclaims")}
+        if user == READER
+        else {ApiRight("list", "metrics.k8s.io", "pods")}
+    )
     assert rbac_rights_comparison.needed(rest) | unlogged == rbac_rights_comparison.granted(
         extender_process.manifest(file)
     )
