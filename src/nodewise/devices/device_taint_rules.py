@@ -7,7 +7,6 @@ devices (Kubernetes 1.37.0), and with only a part of these, several.
 
 import hashlib
 import re
-from collections.abc import Iterable
 from typing import Any, Final, NamedTuple
 
 import msgspec
@@ -182,8 +181,3 @@ def is_local_identity(identity: str) -> bool:
     """Whether a comparable value may occur on every node, as an index and a PCI address do."""
     is_index = identity.isdigit() and len(identity) <= _MAX_INDEX_DIGITS
     return is_index or _PCI_ADDRESS.fullmatch(identity) is not None
-
-
-def rules_of_device(rules: Iterable[DeviceTaintRule], device: DeviceId) -> list[DeviceTaintRule]:
-    """The rules that taint a device, of nodewise and of others."""
-    return [rule for rule in rules if rule.spec.device_selector and rule.spec.device_selector.selects(device)]

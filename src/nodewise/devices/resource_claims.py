@@ -170,14 +170,6 @@ class ClaimingPodStatus(msgspec.Struct, frozen=True, gc=False, rename="camel"):
     extended_resource_claim_status: ExtendedResourceClaimStatus | None = None
 
 
-class ClaimingPod(msgspec.Struct, frozen=True, gc=False):
-    """The fields of a pod that name its claims."""
-
-    metadata: DeviceObjectMetadata
-    spec: ClaimingPodSpec = ClaimingPodSpec()
-    status: ClaimingPodStatus = ClaimingPodStatus()
-
-
 class PodClaim(NamedTuple):
     """A claim of a pod."""
 
@@ -289,17 +281,6 @@ class ResourceClaimObject(msgspec.Struct, frozen=True, gc=False):
     status: _ClaimStatus = _ClaimStatus()
 
 
-class _TemplateSpec(msgspec.Struct, frozen=True, gc=False):
-    spec: _ClaimSpec = _ClaimSpec()
-
-
-class ResourceClaimTemplateObject(msgspec.Struct, frozen=True, gc=False):
-    """A ResourceClaimTemplate of the API, of any version."""
-
-    metadata: DeviceObjectMetadata
-    spec: _TemplateSpec = _TemplateSpec()
-
-
 class _ClassSpec(msgspec.Struct, frozen=True, gc=False, rename="camel"):
     selectors: tuple[_Selector, ...] | None = None
     extended_resource_name: str | None = None
@@ -334,14 +315,6 @@ def parse_resource_claim(item: ResourceClaimObject) -> ResourceClaim:
         devices=() if allocation is None else tuple(map(_parse_result, allocation.devices.results or ())),
         node_selector=None if allocation is None else allocation.node_selector,
         reserved_for=item.status.reserved_for or (),
-    )
-
-
-def parse_claim_template(item: ResourceClaimTemplateObject) -> ResourceClaim:
-    """The claim that the template describes, with the metadata of the template."""
-    spec = item.spec.spec
-    return ResourceClaim(
-        metadata=item.metadata, requests=_parse_requests(spec), constraints=_parse_constraints(spec)
     )
 
 

@@ -9,7 +9,8 @@ from nodewise.base.quantity import NANO
 from nodewise.devices import resource_claims
 from nodewise.devices.resource_claims import (
     AllocatedDevice,
-    ClaimingPod,
+    ClaimingPodSpec,
+    ClaimingPodStatus,
     ClaimRequest,
     DeviceClass,
     DeviceClassObject,
@@ -19,7 +20,6 @@ from nodewise.devices.resource_claims import (
     PodClaim,
     ResourceClaim,
     ResourceClaimObject,
-    ResourceClaimTemplateObject,
 )
 from nodewise.devices.resource_slices import DeviceId
 
@@ -117,16 +117,6 @@ def test_an_allocation_names_its_devices() -> None:
     assert claim_of({"allocation": {}}).is_allocated
 
 
-def test_a_template_is_a_claim_without_an_allocation() -> None:
-    document = {
-        "metadata": {"name": "t", "namespace": "d"},
-        "spec": {"spec": {"devices": {"requests": [{"name": "r", "exactly": EXACTLY}]}}},
-    }
-    template = resource_claims.parse_claim_template(msgspec.convert(document, ResourceClaimTemplateObject))
-    assert [request.name for request in template.requests] == ["r"]
-    assert not template.is_allocated
-
-
 def test_the_newest_class_counts_an_extended_resource() -> None:
     gpu = "nvidia.com/gpu"
     old, new = class_of("a", gpu), class_of("b", gpu, "2026-02-01T00:00:00Z")
@@ -140,28 +130,24 @@ def test_the_newest_class_counts_an_extended_resource() -> None:
 
 
 def test_a_pod_has_named_claims_claims_of_templates_and_one_of_extended_resources() -> None:
-    pod = msgspec.convert(
-        {
-            "metadata": {"name": "p"},
-            "spec": {
-                "resourceClaims": [
-                    {"name": "named", "resourceClaimName": "c1"},
-                    {"name": "created", "resourceClaimTemplateName": "t"},
-                    {"name": "waiting", "resourceClaimTemplateName": "t"},
-                    {"name": "unneeded", "resourceClaimTemplateName": "t"},
-                ]
-            },
-            "status": {
-                "resourceClaimStatuses": [
-                    {"name": "created", "resourceClaimName": "p-created-x"},
-                    {"name": "unneeded"},
-                ],
-                "extendedResourceClaimStatus": {"resourceClaimName": "p-extended", "requestMappings": []},
-            },
-        },
-        ClaimingPod,
-    )
-    assert resource_claims.claims_of_pod(pod.spec, pod.status) == (
+    spec = {
+        "resourceClaims": [
+            {"name": "named", "resourceClaimName": "c1"},
+            {"name": "created", "resourceClaimTemplateName": "t"},
+            {"name": "waiting", "resourceClaimTemplateName": "t"},
+            {"name": "unneeded", "resourceClaimTemplateName": "t"},
+        ]
+    }
+    status = {
+        "resourceClaimStatuses": [
+            {"name": "created", "resourceClaimName": "p-created-x"},
+            {"name": "unneeded"},
+        ],
+        "extendedResourceClaimStatus": {"resourceClaimName": "p-extended", "requestMappings": []},
+    }
+    assert resource_claims.claims_of_pod(
+        msgspec.convert(spec, ClaimingPodSpec), msgspec.convert(status, ClaimingPodStatus)
+    ) == (
         PodClaim("named", "c1"),
         PodClaim("created", "p-created-x", "t"),
         PodClaim("waiting", "", "t"),
