@@ -11,6 +11,7 @@ import click
 import msgspec
 
 from nodewise.agent import ObjectKey, Watched
+from nodewise.agents.gpu import watched_devices
 from nodewise.base import cooperative_scheduling, quantity
 from nodewise.base.errors import BadSettings, Problem, Refused, did_you_mean, shown
 from nodewise.base.option import Argument, Option
@@ -18,7 +19,7 @@ from nodewise.cli import terminal_output
 from nodewise.cli.options_from_settings import ClusterOptions, CommandLine, settings_command
 from nodewise.cli.setting_declarations import CommandOptions
 from nodewise.cli.terminal_output import Progress
-from nodewise.devices import device_report, resource_claims, resource_slices
+from nodewise.devices import device_report, resource_slices
 from nodewise.devices.device_inventory import (
     DEVICE_CLASSES,
     DEVICE_TAINT_RULES,
@@ -30,10 +31,9 @@ from nodewise.devices.device_inventory import (
     NodeDevices,
 )
 from nodewise.devices.device_report import ClaimCounter, ClaimFit, NodeReport, ReportedDevice, ReportedTaint
-from nodewise.devices.device_taint_rules import DeviceTaintRule
 from nodewise.devices.resource_claims import DeviceClass
 from nodewise.engine import object_feed
-from nodewise.kube import object_files, resource_kinds
+from nodewise.kube import object_files
 from nodewise.kube.api_client_creation import open_api
 from nodewise.kube.api_server_interface import NotFound
 from nodewise.kube.http_client import HttpApi
@@ -83,27 +83,10 @@ class NodeWithLabels(msgspec.Struct, frozen=True, gc=False):
 
 
 _WATCHED: Final = (
-    Watched(
-        RESOURCE_SLICES,
-        resource_kinds.RESOURCE_SLICES,
-        resource_slices.ResourceSliceObject,
-        resource_slices.parse_resource_slice,
-    ),
-    Watched(
-        RESOURCE_CLAIMS,
-        resource_kinds.RESOURCE_CLAIMS,
-        resource_claims.ResourceClaimObject,
-        resource_claims.parse_resource_claim,
-    ),
-    Watched(
-        DEVICE_CLASSES,
-        resource_kinds.DEVICE_CLASSES,
-        resource_claims.DeviceClassObject,
-        resource_claims.parse_device_class,
-    ),
-    Watched(DEVICE_TAINT_RULES, resource_kinds.DEVICE_TAINT_RULES, DeviceTaintRule),
+    *(watched._replace(is_optional=False) for watched in watched_devices()),
     Watched(_NODES, NODES, NodeWithLabels),
 )
+"""A kind that is not served or refused is reported here."""
 
 Objects = Mapping[str, Mapping[ObjectKey, Any]]
 """By the name in `Watched`."""

@@ -25,6 +25,43 @@ _CONFIGMAPS: Final = Resource("", "v1", "configmaps", "ConfigMap")
 _LEASES: Final = Resource("coordination.k8s.io", "v1", "leases", "Lease")
 
 
+def watched_devices() -> tuple[Watched, ...]:
+    """The kinds that the devices of DRA drivers and their holders depend on."""
+    from nodewise.devices import device_inventory, resource_claims, resource_slices
+    from nodewise.devices.device_taint_rules import DeviceTaintRule
+    from nodewise.kube import resource_kinds
+
+    return (
+        Watched(
+            device_inventory.DEVICE_CLASSES,
+            resource_kinds.DEVICE_CLASSES,
+            resource_claims.DeviceClassObject,
+            resource_claims.parse_device_class,
+            is_optional=True,
+        ),
+        Watched(
+            device_inventory.RESOURCE_SLICES,
+            resource_kinds.RESOURCE_SLICES,
+            resource_slices.ResourceSliceObject,
+            resource_slices.parse_resource_slice,
+            is_optional=True,
+        ),
+        Watched(
+            device_inventory.RESOURCE_CLAIMS,
+            resource_kinds.RESOURCE_CLAIMS,
+            resource_claims.ResourceClaimObject,
+            resource_claims.parse_resource_claim,
+            is_optional=True,
+        ),
+        Watched(
+            device_inventory.DEVICE_TAINT_RULES,
+            resource_kinds.DEVICE_TAINT_RULES,
+            DeviceTaintRule,
+            is_optional=True,
+        ),
+    )
+
+
 class GpuKind(ControllerKind):
     """The agent `gpu`."""
 
@@ -45,14 +82,6 @@ class GpuKind(ControllerKind):
         """
         from nodewise.agents.gpu import state, typical_pods
         from nodewise.agents.gpu.gpu_pod_fields import AllocatedPod
-        from nodewise.devices import device_inventory, resource_claims, resource_slices
-        from nodewise.devices.device_taint_rules import DeviceTaintRule
-        from nodewise.kube.resource_kinds import (
-            DEVICE_CLASSES,
-            DEVICE_TAINT_RULES,
-            RESOURCE_CLAIMS,
-            RESOURCE_SLICES,
-        )
 
         keep = state.reduce_non_gpu_pod_to_cpu if options.placement == "fragmentation" else state.keep_gpu_pod
         return (
@@ -72,33 +101,7 @@ class GpuKind(ControllerKind):
                 own_namespace=True,
                 selectors={"fieldSelector": f"metadata.name={typical_pods.NAME}"},
             ),
-            Watched(
-                device_inventory.DEVICE_CLASSES,
-                DEVICE_CLASSES,
-                resource_claims.DeviceClassObject,
-                keep=resource_claims.parse_device_class,
-                is_optional=True,
-            ),
-            Watched(
-                device_inventory.RESOURCE_SLICES,
-                RESOURCE_SLICES,
-                resource_slices.ResourceSliceObject,
-                keep=resource_slices.parse_resource_slice,
-                is_optional=True,
-            ),
-            Watched(
-                device_inventory.RESOURCE_CLAIMS,
-                RESOURCE_CLAIMS,
-                resource_claims.ResourceClaimObject,
-                keep=resource_claims.parse_resource_claim,
-                is_optional=True,
-            ),
-            Watched(
-                device_inventory.DEVICE_TAINT_RULES,
-                DEVICE_TAINT_RULES,
-                DeviceTaintRule,
-                is_optional=True,
-            ),
+            *watched_devices(),
         )
 
     def resources(self, options: GpuOptions) -> dict[str, bool]:
