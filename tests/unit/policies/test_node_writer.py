@@ -15,13 +15,20 @@ from nodewise.base.errors import BadInput, NodewiseError, Refused, Unavailable
 from nodewise.engine import object_feed
 from nodewise.kube.api_server_interface import NONE, Params, Patch
 from nodewise.kube.resource_kinds import NODES, Resource
+from nodewise.kube.shard_election import Tenure
 from nodewise.kube.store import StoreWriter
 from nodewise.metrics.node_index import NodeIndex
 from nodewise.observe.metrics_registry import MetricsRegistry
 from nodewise.policies import taspolicy_parser as policies
 from nodewise.policies.controller.node_writer import ExaminationBudget, LabelWriter
 from nodewise.policies.controller.policy_status_writer import StatusWriter
-from nodewise.policies.node_labels import LabelColumn
+from nodewise.policies.node_labels import (
+    POLICY_LABELS,
+    VERDICT_LABEL_PREFIX,
+    VERDICT_LABELS,
+    LabelColumn,
+    LabelOwner,
+)
 from nodewise.policies.placement_policy import Policy
 from nodewise.policies.policy_objects import PolicyObject
 from nodewise.policies.state import POLICIES, PolicyState
@@ -60,10 +67,35 @@ class ResponseLosingApi(FakeApi):
         return answer
 
 
+class LeaseOfShard:
+    """The ownership of all nodes, for `left_s`."""
+
+    shards = 2
+
+    def __init__(self) -> None:
+        self.left_s = 10.0
+
+    def own_shards(self) -> frozenset[int]:
+        return frozenset(range(self.shards))
+
+    def is_whole(self, _: float) -> bool:
+        return True
+
+    def live_annotations(self) -> dict[int, dict[str, str]]:
+        return {}
+
+    def tenure(self) -> Tenure:
+        return Tenure()
+
+    def write_timeout_s(self, _uid: str, _at: float) -> float:
+        return self.left_s
+
+
 class ApiServerFixture:
     """Nodes in an API server, the store of a watch, and the label writer of a leader."""
 
-    def __init__(self, count: int = 1) -> None:
+    def __init__(self, count: int = 1, owner: LabelOwner = POLICY_LABELS) -> None:
+        self.key = "pol" if owner == POLICY_LABELS else f"{VERDICT_LABEL_PREFIX}uid"
         self.api = ResponseLosingApi()
         self.names = tuple(f"n{number}" for number in range(count))
         self.clock = self.api.clock
@@ -72,7 +104,7 @@ class ApiServerFixture:
         self.policies: StoreWriter[PolicyObject] = StoreWriter()
         stores = {POLICIES: self.policies.store}
         self.handle = build_handle(self.api, stores, self.store.store, self.clock, self.metrics_registry)
-        self.writer = LabelWriter(self.handle)
+        self.writer = LabelWriter(self.handle, owner)
         for name in self.names:
             self.api.put(NODES, {"metadata": {"name": name, "labels": {"rack": "1"}}})
         self.watch()
@@ -179,6 +211,58 @@ async def test_a_label_that_another_client_removed_is_written_again() -> None:
     fixture.watch()
     await fixture.step("n0")
     assert fixture.labelled() == {"n0"}
+
+
+@pytest.mark.parametrize("owner", [POLICY_LABELS, VERDICT_LABELS], ids=lambda owner: owner.field_manager)
+@pytest.mark.parametrize("has_step_between", [False, True])
+async def test_a_recreated_node_gets_its_labels_whenever_the_watch_shows_it(
+    owner: LabelOwner, has_step_between: bool
+) -> None:
+    """Snapshots may show the deletion and the creation as one change, which does not change their nodes."""
+    fixture = ApiServerFixture(3, owner)
+    snapshot = Snapshot(NodeIndex(fixture.names), {}, 0.0, 1)
+    column = LabelColumn(fixture.key, ("violating",), np.array([1, 1, 0, 0], np.int16), np.zeros(4, bool))
+    for _ in range(2):
+        await fixture.writer.step(snapshot, {fixture.key: column})
+        fixture.watch()
+    fixture.api.remove(NODES, "n0")
+    fixture.watch()
+    if has_step_between:
+        await fixture.writer.step(snapshot, {fixture.key: column})
+        assert "n0" in (fixture.writer.pending_labels(frozenset([fixture.key])) or {})[fixture.key]
+    fixture.api.put(NODES, {"metadata": {"name": "n0", "labels": {}}})
+    fixture.watch()
+    await fixture.writer.step(snapshot, {fixture.key: column})
+    assert fixture.labelled(fixture.key) == {"n0", "n1"}
+
+
+async def test_a_node_that_may_not_be_written_for_a_moment_gets_its_label_afterwards() -> None:
+    """For example while the Lease is about to expire."""
+    fixture = ApiServerFixture(2)
+    ownership = LeaseOfShard()
+    fixture.writer = LabelWriter(fixture.handle._replace(ownership=ownership))
+    fixture.writer.begin()
+    snapshot = Snapshot(NodeIndex(fixture.names), {}, 0.0, 1)
+    column = LabelColumn("pol", ("violating",), np.array([1, 1, 0], np.int16), np.zeros(3, bool))
+    for left_s in (0.0, 0.0, 10.0):
+        ownership.left_s = left_s
+        await fixture.writer.step(snapshot, {"pol": column})
+        assert bool(fixture.writer.pending_labels(frozenset(["pol"]))) == (not left_s)
+    assert fixture.labelled() == set(fixture.names)
+
+
+async def test_a_recreated_node_does_not_wait_for_the_pause_of_the_node_before() -> None:
+    fixture = ApiServerFixture(20)
+    await fixture.step(*fixture.names[1:])
+    fixture.api.fail(Unavailable("patch", timeout_s=60.0))
+    await fixture.step(*fixture.names)
+    await fixture.step(*fixture.names)
+    assert "n0" not in fixture.labelled(), "it is in a pause"
+    fixture.api.remove(NODES, "n0")
+    fixture.api.put(NODES, {"metadata": {"name": "n0", "labels": {}}})
+    fixture.watch()
+    await fixture.step(*fixture.names)
+    assert fixture.labelled() == set(fixture.names)
 
 
 async def test_no_further_writes_to_an_api_server_that_answers_no_request() -> None:

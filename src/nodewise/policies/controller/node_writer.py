@@ -21,7 +21,7 @@ from nodewise.base import cooperative_scheduling, quantity
 from nodewise.base.errors import BadInput, Conflict, NodewiseError, Refused, Unavailable
 from nodewise.kube.api_server_interface import NotFound, run_api_calls
 from nodewise.kube.resource_kinds import NODES
-from nodewise.kube.store import ChangeLog
+from nodewise.kube.store import Change, ChangeLog
 from nodewise.observe import logs
 from nodewise.policies import node_labels
 from nodewise.policies.controller.object_patcher import ObjectPatcher, failure_cause
@@ -136,7 +136,8 @@ class LabelWriter:
         them.
         """
         self._done: _DesiredLabels | None = None
-        """What the last step wrote completely; None if something is pending."""
+        """What the last step wrote completely; None if something is pending, or if nodes were deleted or created since.
+        """
 
     def begin(self) -> None:
         """Start as the leader: another one may have written labels."""
@@ -200,10 +201,10 @@ class LabelWriter:
         nodes, or if no request gets a response, the first error is raised at the end.
         """
         desired = _DesiredLabels(columns, held, snapshot.nodes)
-        self._at = snapshot.at
-        done, self._done, self._pending = self._done, None, None
+        self._at, self._pending = snapshot.at, None
         self._expire_conflicts()
         await self._apply_node_changes()
+        done, self._done = self._done, None
         if not self._unconfirmed and done is not None and done[1:] == desired[1:]:
             comparison = node_labels.require_same_labels(columns, done.columns)
             if await cooperative_scheduling.run(comparison):
@@ -262,14 +263,14 @@ class LabelWriter:
     def _differing_labels(
         self, wanted: Mapping[str, Labels], nodes: NodeIndex
     ) -> Generator[None, None, dict[str, Labels]]:
-        """The labels of nodes whose labels differ and may be written, first those that earlier steps left, then by
-        name. A node that the snapshot does not have has no verdict yet.
+        """The labels of nodes whose labels differ, first those that earlier steps left, then by name. A node that the
+        snapshot does not have has no verdict yet.
         """
         differing: dict[str, Labels] = {}
         for node in dict.fromkeys([*self._queue, *sorted(wanted.keys() | self._owned)]):
             yield
             labels = self._labels_without_conflict(node, wanted.get(node, {}))
-            if labels != self._owned.get(node, {}) and node in nodes and self._may_write(node):
+            if labels != self._owned.get(node, {}) and node in nodes:
                 differing[node] = labels
         return differing
 
@@ -346,17 +347,23 @@ class LabelWriter:
     async def _apply_node_changes(self) -> None:
         """Mark changed nodes whose labels differ from those that we know to own; they are read again."""
         changes = self._changes.take()
-        nodes: Iterable[tuple[str, Any]]
+        nodes: Iterable[tuple[str, Change[Any]]]
         if changes is None:
-            nodes = ((node.metadata.name, node) for node in self._handle.nodes.values())
+            nodes = ((node.metadata.name, Change(node, node)) for node in self._handle.nodes.values())
         else:
-            nodes = ((name, change.new) for (_, name), change in changes.get("nodes", {}).items())
+            nodes = ((name, change) for (_, name), change in changes.get("nodes", {}).items())
         is_trusted = changes is None and self._owner.is_forced
-        async for name, node in cooperative_scheduling.iterate_with_pauses(nodes):
+        async for name, change in cooperative_scheduling.iterate_with_pauses(nodes):
+            node = change.new
             self._conflicts.pop(name, None)
-            if node is None:  # deleted, or of a shard that another replica holds
+            if len({item and item.metadata.uid for item in change}) > 1:
+                # created, deleted, recreated, or of another shard now. The snapshot may show several of these changes
+                # as one, or as none, with the same nodes as before.
+                self._done = None
                 self._owned.pop(name, None)
+                self._patcher.failures.pop(name, None)
                 self._unconfirmed.discard(name)
+            if node is None:
                 continue
             owned = self._owned.get(name, {})
             ours = self._owner.select(decode_node_labels(node), owned)
