@@ -163,13 +163,6 @@ def _rights(verbs: str, resources: str, group: str, where: str) -> Iterator[ApiR
         )
 
 
-def test_every_decision_is_listed_under_its_title() -> None:
-    text = (ROOT / "docs/understand/decisions.md").read_text()
-    for page in (ROOT / "docs/adr").glob("*.md"):
-        number, title = page.read_text().splitlines()[0].removeprefix("# ").split(". ", 1)
-        assert f"| {number} | [{title}](../adr/{page.name}) |" in text
-
-
 def test_policies_in_pages_and_examples_have_no_problems() -> None:
     """Complete policies of all kinds: `policy lint` accepts them."""
     texts = {

@@ -84,7 +84,7 @@ def _section(command: click.Command, typed: str, mark: str, seen: dict[str, str]
                 settings = [setting.partition(" ")[0] for setting in settings]
             parts.append(f"{heading}\n\n{lead}: {', '.join(settings)}.\n")
     if isinstance(command, click.Group):
-        parts.append(table(("command", "what it does"), _below(command, context, typed)))
+        parts.append(f"Commands: {', '.join(_below(command, context, typed))}.\n")
     return "\n".join(parts)
 
 
@@ -126,16 +126,10 @@ def _by_section(
     return sections
 
 
-def _below(group: click.Group, context: click.Context, typed: str) -> Iterator[tuple[str, str]]:
+def _below(group: click.Group, context: click.Context, typed: str) -> Iterator[str]:
     for name in group.list_commands(context):
-        command = group.get_command(context, name)
-        if command is not None:
-            yield f"[`{typed} {name}`](#{f'{typed} {name}'.replace(' ', '-')})", summary(command)
-
-
-def summary(command: click.Command) -> str:
-    """The first paragraph of a command's help."""
-    return " ".join(inspect.cleandoc(command.help or "").split("\n\n")[0].replace("\b", "").split())
+        if group.get_command(context, name) is not None:
+            yield f"[`{name}`](#{f'{typed} {name}'.replace(' ', '-')})"
 
 
 def _prose(text: str) -> str:
@@ -154,6 +148,7 @@ def _block(text: str) -> str:
     if "\n" in title:
         return f"```\n{text}\n```\n"
     lines = inspect.cleandoc(" " * (len(title) + 1) + rest)
+    lines = lines.replace("\n2  the command line or a setting is invalid", "")  # a code of all commands
     return f"{title}:\n\n```\n{lines}\n```\n"
 
 
@@ -199,7 +194,8 @@ def commands_page() -> str:
                 ("code", "meaning"),
                 ((f"`{number}`", text) for number, text in terminal_output.MEANING.items()),
             ),
-            "\n`nodewise cpu isolate` ends with the exit code of the command that it runs.\n\n",
+            "\nThe pages of commands do not repeat the code 2. `nodewise cpu isolate` ends with the exit code of the\n",
+            "command that it runs.\n\n",
             "## Shell completion\n\n",
             "```sh\n",
             "source <(nodewise completion bash)            # in ~/.bashrc, bash 4.4 or later\n",

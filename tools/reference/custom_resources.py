@@ -1,5 +1,6 @@
 """The page of custom resources: all fields of the definitions in `deploy/crds`."""
 
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from pathlib import Path
@@ -36,8 +37,9 @@ def definitions_page() -> str:
             "This page lists the fields of the definitions in `deploy/crds`, which the API server validates.\n",
             "`[]` marks the elements of a list, `.*` the values of a map. `nodewise policy lint` reports more\n",
             "problems than the API server: see [its checks](commands/policy.md).\n",
-            "A field of a PlacementPolicy or a ClusterPlacementPolicy stands below the first kind only if both have\n",
-            "it in the same form; likewise, the parts in `all` of a rule show only what differs from the rule.\n",
+            "A field that has the same form in several places is listed in the first one only: in a\n",
+            "ClusterPlacementPolicy and not in a PlacementPolicy; in `podSelector` and not in other selectors; in\n",
+            "`avoid` and not in `prefer`, `nodeLabels` or `deviceTaints`; in a rule and not in its parts in `all`.\n",
             *_kinds(),
         ]
     )
@@ -71,12 +73,19 @@ def _kind(path: Path, definition: Mapping[str, Any], seen: AbstractSet[Row]) -> 
 
 
 def _rows(version: Mapping[str, Any]) -> list[Row]:
-    """All fields of a version, without the parts in `all` that equal the fields of the rule."""
+    """All fields of a version, without those that equal the field of the same name in the place listed first."""
     rows = list(_fields(version["schema"]["openAPIV3Schema"], ""))
     every = set(rows)
     return [
-        row for row in rows if (row[0].replace(".all[]", ""), *row[1:]) not in every or ".all[]" not in row[0]
+        row for row in rows if (first := _first_place(row[0])) == row[0] or (first, *row[1:]) not in every
     ]
+
+
+def _first_place(field: str) -> str:
+    """The field of this name in the first selector, or in the rules of `avoid`."""
+    field = field.replace(".all[]", "")
+    field = re.sub(r"(?<=^`spec\.)(?:canary\.podSelector|namespaceSelector)(?=\.)", "podSelector", field)
+    return re.sub(r"(?<=^`spec\.)(?:prefer|nodeLabels|deviceTaints)(?=\[\]\.)", "avoid", field)
 
 
 def _version(version: Mapping[str, Any], seen: AbstractSet[Row]) -> str:

@@ -20,7 +20,8 @@ def dashboards_page() -> str:
             MADE,
             "# Dashboards\n\n",
             "The Helm chart contains these dashboards for Grafana. `dashboards.enabled` creates ConfigMaps that\n",
-            "the sidecar of Grafana loads. [Metrics](observability.md#metrics) describes the metrics.\n\n",
+            "the sidecar of Grafana loads. Grafana shows the description of a panel beside its title, and\n",
+            "[Metrics](observability.md#metrics) describes the metrics.\n\n",
             "The figure shows the panels of `decisions.json` while the demo runs: one node fails, then all nodes,\n",
             "then all recover. matplotlib draws the plots from the responses of Prometheus to the queries of the\n",
             "panels, over seconds. It is not a screenshot of Grafana, which draws them otherwise. The machine was\n",
@@ -35,15 +36,13 @@ def _dashboard(path: Path, dashboard: Mapping[str, Any]) -> str:
     title = dashboard["title"].removeprefix("nodewise: ")
     heading = title[:1].upper() + title[1:]
     link = f"[`{path.name}`](../../deploy/chart/nodewise/dashboards/{path.name})"
-    return f"\n## {heading}\n\n{link}\n\n" + table(
-        ("panel", "description", "metrics"), _panels(dashboard["panels"])
-    )
+    return f"\n## {heading}\n\n{link}\n\n" + table(("panel", "metrics"), _panels(dashboard["panels"]))
 
 
-def _panels(panels: list[Mapping[str, Any]]) -> Iterator[tuple[str, str, str]]:
+def _panels(panels: list[Mapping[str, Any]]) -> Iterator[tuple[str, str]]:
     for panel in panels:
         if panel.get("type") == "row":
             continue
         expressions = " ".join(target.get("expr", "") for target in panel.get("targets", ()))
         metrics = dict.fromkeys(_METRIC.findall(expressions))
-        yield panel["title"], panel.get("description", ""), ", ".join(map(code, metrics))
+        yield panel["title"], ", ".join(map(code, metrics))

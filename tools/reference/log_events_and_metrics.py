@@ -24,8 +24,8 @@ def observability_page() -> str:
         [
             MADE,
             "# Events and metrics\n\n## Events\n\n",
-            "Log lines of servers on stderr; `--log-format json` for collectors.\n",
-            "Other commands print an event as a sentence, followed by its name in brackets.\n\n",
+            "Log lines of servers on stderr; `--log-format json` for collectors. The fields `error` and `why`\n",
+            "are reasons. Other commands print an event as a sentence, followed by its name in brackets.\n\n",
             table(("event", "level", "meaning"), events),
             "\n## Metrics\n\nOn the admin port, `/metrics`.\n\n",
             _TENANT_CHOSEN_VALUES,

@@ -1,16 +1,16 @@
 """The page of settings."""
 
 import inspect
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Final
 
 import msgspec
 
 from nodewise import agents
 from nodewise.cli.extender_options import setting_groups
-from nodewise.cli.older_program_flags import GAS, SAFE, TAS
+from nodewise.cli.older_program_flags import GAS, SAFE, TAS, FlagTranslation
 from nodewise.cli.setting_declarations import Setting, list_settings
-from tools.reference.markdown_formatting import MADE, entry, table
+from tools.reference.markdown_formatting import MADE, code, entry, table
 
 _KINDS: Final = {int: "INTEGER", float: "FLOAT"}
 
@@ -23,18 +23,19 @@ def settings_page() -> str:
         MADE,
         "# Settings of `nodewise extender`\n\n",
         "The order of precedence is: flag, environment variable, file of `--config`, default. In the file,\n",
-        "the key of a setting is its flag without the leading dashes and with `_` instead of `-`. Examples\n",
+        "the key of a setting is its flag without the leading dashes and with `_` instead of `-`; the variable\n",
+        "is `NODEWISE_` and this key in capitals, such as `NODEWISE_SYNC_PERIOD` for `--sync-period`. Examples\n",
         "of durations are `500ms`, `5s` and `1m30s`; an example of a size is `64Mi`. Settings below the\n",
         "name of an agent, such as `telemetry: {max_age: 2m}`, apply to that agent only and override the\n",
         "rest of the file. If an agent of another package cannot be used, its settings in the file\n",
         "are ignored with a warning.\n",
         "\n```yaml\nagents: telemetry,safe\nsync_period: 2s\nclient_name: [nodewise-scheduler-client]\n",
         "telemetry:\n  max_age: 2m\nsafe:\n  safe_percentile: 20\n```\n",
-        *(_group(group) for group in _with_bases(groups)),
+        *_groups(_with_bases(groups)),
         "\n## Flags of Telemetry Aware Scheduling\n\n",
-        table(("old flag", "becomes"), ((f"`-{old}`", _new(flag.name)) for old, flag in TAS.items())),
+        _old_flags(TAS),
         "\n## Further flags of GPU Aware Scheduling\n\n",
-        table(("old flag", "becomes"), ((f"`-{old}`", _new(flag.name)) for old, flag in GAS.items())),
+        _old_flags(GAS),
         "\n## Environment variables of kube-safe-scheduler\n\n",
         "nodewise uses these variables if neither the flag nor the `NODEWISE_` variable is set. If a value\n",
         "is invalid, nodewise logs `variable_ignored` and uses the default.\n\n",
@@ -49,8 +50,11 @@ def settings_page() -> str:
     return "".join(parts)
 
 
-def _new(name: str) -> str:
-    return f"`{name}`" if name else "accepted, no effect"
+def _old_flags(flags: Mapping[str, FlagTranslation]) -> str:
+    old_by_new: dict[str, list[str]] = {}
+    for old, flag in flags.items():
+        old_by_new.setdefault(code(flag.name) or "accepted, no effect", []).append(code(f"-{old}"))
+    return table(("old flag", "becomes"), ((", ".join(old), new) for new, old in old_by_new.items()))
 
 
 def _with_bases(groups: Iterable[type[msgspec.Struct]]) -> list[type[msgspec.Struct]]:
@@ -63,10 +67,18 @@ def _with_bases(groups: Iterable[type[msgspec.Struct]]) -> list[type[msgspec.Str
     )
 
 
-def _group(group: type[msgspec.Struct]) -> str:
-    own = [s for s in list_settings(group) if s.field in inspect.get_annotations(group)]
-    summary = (group.__doc__ or "").strip().splitlines()[0].rstrip(".")
-    return f"\n## {summary}\n\n" + "\n".join(map(_entry, own))
+def _groups(groups: Iterable[type[msgspec.Struct]]) -> Iterator[str]:
+    """The sections of the groups. An entry that a former group has in the same words is only named."""
+    seen: set[str] = set()
+    for group in groups:
+        own = [s for s in list_settings(group) if s.field in inspect.get_annotations(group)]
+        entries = {s.flag_with_opposite: _entry(s) for s in own}
+        new = [text for text in entries.values() if text not in seen]
+        if repeated := [code(flag) for flag, text in entries.items() if text in seen]:
+            new.append(f"Also, as above: {', '.join(repeated)}.\n")
+        seen.update(entries.values())
+        summary = (group.__doc__ or "").strip().splitlines()[0].rstrip(".")
+        yield f"\n## {summary}\n\n" + "\n".join(new)
 
 
 def _entry(setting: Setting) -> str:
@@ -75,4 +87,4 @@ def _entry(setting: Setting) -> str:
     if setting.field.endswith(("_s", "_bytes")):
         form = "DURATION" if setting.field.endswith("_s") else "SIZE"
     typed = [f"{flag} {form}".rstrip() for flag in setting.flag_with_opposite.split("/")]
-    return entry(typed, default and f"default `{default}`", setting.variable, setting.help)
+    return entry(typed, default and f"default `{default}`", "", setting.help)

@@ -41,35 +41,32 @@ class ExtenderOptions(InputAndLogOptions, frozen=True, kw_only=True):
     they change. For tests: nothing is written anywhere."""
 
     no_cluster: bool = False
-    """Serve without an API server: each request contains whole nodes (nodeCacheCapable: false), and agents see nothing
-    else. For a scheduler and nodewise in one pod, and for tests of an agent with curl. Agents that read other objects
-    than nodes cannot be used."""
+    """Serve without an API server: each request contains whole nodes (nodeCacheCapable: false), and agents see
+    nothing else. Agents that read other objects cannot be used."""
 
     state: Annotated[str, Option(metavar="FILE")] = ""
     """File for what agents learn, such as the demand statistics of pigeon. Empty: the ConfigMap nodewise-memory in
     nodewise's namespace; without a cluster, it is lost when the process ends."""
 
     shutdown_delay_s: Annotated[float, msgspec.Meta(ge=0)] = 5.0
-    """Delay between SIGTERM and the end. Meanwhile /readyz fails, so that the Service directs new connections
-    elsewhere, requests are still served, and each response closes its connection. Longer than a cluster needs to
-    remove an endpoint from a Service, shorter than the pod's terminationGracePeriodSeconds. SIGINT, or a second
-    signal, ends the process immediately."""
+    """Delay between SIGTERM and the end. Meanwhile /readyz fails, requests are still served, and each response
+    closes its connection. Must be shorter than the pod's terminationGracePeriodSeconds. SIGINT, or a second signal,
+    ends the process immediately."""
 
     agent_deadline_s: Annotated[float, msgspec.Meta(gt=0)] | None = None
     """Deprecated: has no effect. Third-party agents run without a deadline."""
 
     bind_timeout_s: Annotated[float, msgspec.Meta(gt=0)] = 4.0
-    """Time limit of a bind call; after it the call fails. Shorter than the httpTimeout of the extender's entry in the
-    scheduler's configuration, by default 5 s: kube-scheduler must not place a pod again that is still being bound."""
+    """Time limit of a bind call. Shorter than the httpTimeout of the extender's entry, by default 5 s:
+    kube-scheduler must not place a pod again that is still being bound."""
 
     decisions_bytes: Annotated[int, msgspec.Meta(ge=0)] = 64 * 2**20
     """Memory for the decisions that /decisions shows; the oldest of the namespace with the most are dropped."""
 
     record: Annotated[str, Option(metavar="FILE")] = ""
-    """Record every request, every change of the inputs and every response in this file, for `nodewise simulate replay`.
-    The file contains whole requests, with every tenant's pods, their environment and annotations, and node names,
-    policies and metric values. Only its owner can read it; keep it that way. It contains no Secrets. An existing file
-    is kept as FILE.old."""
+    """Record every request, every change of the inputs and every response in this file, for `nodewise simulate
+    replay`. It contains every tenant's pods with their environment, and no Secrets; only its owner can read it. An
+    existing file is kept as FILE.old."""
 
     record_max_bytes: Annotated[int, msgspec.Meta(ge=1)] = 2**30
     """Size at which the recording ends; the extender continues to serve."""

@@ -173,15 +173,12 @@ class KubeOptions(msgspec.Struct, frozen=True, kw_only=True):
     """Context of the kubeconfig. Empty: its current-context."""
 
     kube_qps: Annotated[float, msgspec.Meta(gt=0)] = 20.0
-    """Most writes to the API server per second, on average. Reads are not limited, because there are few.
-
-    The default is four times that of client-go, because one bind takes two writes. The rate begins at 50 at most, rises
-    above that while responses take up to 25 ms on average, and falls after the statuses 429 and 5xx and after timeouts.
-    That does not apply to binds, which have this limit of their own.
-    """
+    """Most writes to the API server per second, on average. The rate begins at 50 at most, rises above that while
+    responses take up to 25 ms on average, and falls after the statuses 429 and 5xx and after timeouts. Binds have
+    this limit of their own."""
 
     kube_burst: Annotated[int, msgspec.Meta(ge=1)] = 50
-    """Burst of writes to the API server. The default is enough to label a rack of nodes without delay."""
+    """Burst of writes to the API server."""
 
     namespace: Annotated[str, Option(metavar="NAMESPACE")] = ""
     """Namespace of nodewise's own objects, such as the Lease. Empty: that of the service account or of the context,
@@ -190,4 +187,4 @@ class KubeOptions(msgspec.Struct, frozen=True, kw_only=True):
     identity: Annotated[str, Option(metavar="NAME")] = ""
     """Identity of this replica in the leader election. Must be unique. With the name or uid of the pod, a container
     that restarts in its pod continues to lead at once. Empty: the host name with a random suffix; then a restarted
-    process waits up to 5 s until the Lease of the killed process has expired, with a slow API server 30 s."""
+    process waits until the Lease of the killed process has expired."""

@@ -76,7 +76,7 @@ class RefreshOptions(msgspec.Struct, frozen=True, kw_only=True):
     """Period and limits of metric requests."""
 
     sync_period_s: Annotated[float, msgspec.Meta(gt=0)] = 5.0
-    """Period of metric requests and of the evaluation of policies. Telemetry Aware Scheduling has the same default."""
+    """Period of metric requests and of the evaluation of policies."""
 
     metrics_timeout_s: Annotated[float, msgspec.Meta(gt=0)] = 5.0
     """Timeout per metric, source and period, including the time that a request waits for a slot of

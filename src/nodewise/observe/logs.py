@@ -44,25 +44,24 @@ _INFO: Final = {
     "objects_reread": "Objects from files (`--objects-from`) were reread after a change.",
     "kube_back": "Objects of a kind can be listed and watched again.",
     "kube_kind_left_out": (
-        "The API server does not serve an optional kind, or refuses it to this account, so it has no objects:"
-        " nodes with GPUs of a DRA driver count as without GPUs, and without MutatingAdmissionPolicy native mode is off"
-        " by default. It is listed again every 30 s."
+        "The API server does not serve an optional kind, or refuses it: nodes with GPUs of a DRA driver count"
+        " as without GPUs, and without MutatingAdmissionPolicy native mode is off by default. It is listed"
+        " again every 30 s."
     ),
     "native_mode_changed": (
-        "Native mode is `on` or `off` from now on, by the settings or because its admission policies were installed or"
-        " removed."
+        "Native mode is `on` or `off` from now on, by the settings or its admission policies."
     ),
     "kube_answers": "The API server responds again, after `away_s` seconds.",
     "leading": "This process leads: its controllers run.",
-    "shard_acquired": "This replica holds the shard `shard` from now on: it watches, evaluates and labels its nodes.",
+    "shard_acquired": "This replica holds the shard `shard` from now on.",
     "shard_released": "This replica does not write to nodes of the shard `shard` any more; `holder` held it last.",
     "shard_lease_closed": (
-        "The leader has written the Lease of a shard, because the number of shards is another one: replicas with the"
-        " former number cannot acquire it any more."
+        "The leader has written the Lease of a shard for another number of shards; replicas with the former"
+        " number cannot acquire it."
     ),
     "lease_duration": (
-        "The API server has become slow or quick, so this process uses another duration of the Lease: 5 s, or"
-        " 30 s if it takes seconds to respond. `latency_s` is the last measurement."
+        "The duration of the Lease changes: 5 s, or 30 s if the API server takes seconds to respond, by the"
+        " latency `latency_s`."
     ),
     "cpu_cores_asked": "`nodewise cpu init` requests `exclusive` exclusive and `shared` shared cores.",
     "cpu_isolated": (
@@ -71,9 +70,7 @@ _INFO: Final = {
     "cpu_not_isolated": "The kernel isolates no core; pools are made from all.",
     "cpu_fast": "CPUs of higher base frequency (SST-BF); they are taken first.",
     "cpu_power": "Classes of core power (SST-CP) in their order; pools are made by them.",
-    "cpu_labels_unknown": (
-        "The node's labels could not be read, so SST-BF and SST-CP count as off; `why` is the reason."
-    ),
+    "cpu_labels_unknown": "The node's labels could not be read, so SST-BF and SST-CP count as off.",
     "cpu_pool": "The pool `pool` of the node gets the CPU lists `lists`.",
     "cpu_huge_pages_unknown": "The kernel does not report the number of free huge pages.",
     "cpu_pools_kept": "The node already has these pools; nothing is written.",
@@ -84,17 +81,13 @@ _INFO: Final = {
     ),
     "cpu_reclaimed": "A task has ended, and its CPU list was released.",
     "cpu_webhook_mutual": (
-        "The webhook requires a client certificate of `cafile`. The API server presents one only if its"
-        " --admission-control-config-file configures it: `nodewise cpu webhook --print-admission-config`"
-        " writes it."
+        "The webhook requires a client certificate of `cafile`; `nodewise cpu webhook"
+        " --print-admission-config` configures the API server for it."
     ),
     "cpu_pod_mutated": "The webhook mutated a pod in `namespace` that requests cores.",
     "cpu_mutations_read": "The mutations changed, and pods get the new ones from now on.",
     "cpu_waiting": "The seconds until the next round (`--interval`).",
-    "cpu_enforced": (
-        "A container's cpuset was set to the CPUs of its tasks, or to its previous CPUs if it has no task"
-        " left."
-    ),
+    "cpu_enforced": "A container's cpuset was set to the CPUs of its tasks, or to its previous CPUs.",
     "cpu_kubelet_instead": (
         "The kubelet settings that could replace this pool, if the kubelet and the pools conflict."
     ),
@@ -106,48 +99,38 @@ _WARNING: Final = {
     "option_ignored": "An option of an older program is ignored, because it has no effect in nodewise.",
     "any_client_implied": (
         "A flag of TAS or GAS implies `--any-client`: every certificate of the client CA may call filter,"
-        " prioritize and preempt. Set `--client-name` to the name in kube-scheduler's certificate; bind needs"
-        " it in any case."
+        " prioritize and preempt. Set `--client-name` to the name in kube-scheduler's certificate."
     ),
-    "memory_failed": (
-        "The learned state of agents could not be read or written (`--state`, or the ConfigMap"
-        " nodewise-memory). It is tried again."
-    ),
+    "memory_failed": "The learned state of agents could not be read or written. It is tried again.",
     "memory_unreadable": (
         "The stored state of an agent cannot be read. The agent starts without it and overwrites it."
     ),
     "nodes_unknown": (
-        "A request has node names without nodes, and there is no cluster to read the nodes from: all their"
-        " statistics are missing. Set nodeCacheCapable to false in this entry of the scheduler's"
-        " configuration. Logged once."
+        "A request has node names, and there is no cluster to read the nodes from: all their statistics are"
+        " missing. Set nodeCacheCapable to false in this entry. Logged once."
     ),
     "option_deprecated": "An option is deprecated; use `instead`.",
     "all_namespaces_trusted": (
-        "`--trust-all-namespaces` is set: the policies of every namespace can label nodes, disable GPUs and"
-        " send any query to Prometheus."
+        "`--trust-all-namespaces` is set: the policies of every namespace can label nodes and disable GPUs."
     ),
     "option_limited": "An option of an older program is larger than `limit`, which is used instead.",
     "traces_unavailable": (
-        "Spans cannot be sent to OTEL_EXPORTER_OTLP_ENDPOINT; `error` is the reason. If the SDK of"
-        " OpenTelemetry is missing: `pip install nodewise[traces]`."
+        "Spans cannot be sent to OTEL_EXPORTER_OTLP_ENDPOINT. If the SDK of OpenTelemetry is missing: `pip"
+        " install nodewise[traces]`."
     ),
     "variable_unknown": (
-        "A variable whose name begins with NODEWISE_ is no setting and has no effect; `closest` is the most"
-        " similar setting."
+        "A variable that begins with NODEWISE_ is no setting; `closest` is the most similar one."
     ),
     "agent_settings_ignored": (
-        "The settings file has settings of an agent that cannot be used; they have no effect. `why` names its"
-        " package."
+        "The settings file has settings of an agent that cannot be used; `why` names its package."
     ),
     "variable_ignored": (
         "An environment variable of an older program has an invalid value; the default is used."
     ),
-    "metric_failed": (
-        "A metric could not be fetched; its last values stay in use and age. `error` is the reason."
-    ),
+    "metric_failed": "A metric could not be fetched; its last values stay in use and age.",
     "metric_paused": (
-        "A metric did not respond `timeouts` times in a row, while its source answered other requests. It is"
-        " not requested from this source before `until`. Use a cheaper query in the policies of `namespaces`."
+        "A metric did not respond `timeouts` times in a row, while its source answered other requests, and is"
+        " not requested before `until`. Use a cheaper query in the policies of `namespaces`."
     ),
     "metric_values_bad": "Some values of a metric are invalid; they count as missing.",
     "metric_series_unmatched": (
@@ -156,19 +139,15 @@ _WARNING: Final = {
     ),
     "metric_warning": (
         "Prometheus, Thanos or VictoriaMetrics returned warnings, or a part of the series (isPartial). Nodes"
-        " may be missing then, and keep their last verdicts, unless the warnings are hints about the query"
-        " (`PromQL info`). Logged once."
+        " may be missing, and keep their last verdicts, unless the warnings are hints about the query. Logged"
+        " once."
     ),
     "policy_problem": "A policy, or a node with GPUs, has invalid parts, which `problems` names.",
     "status_failed": "The status of a policy could not be written. It is tried again in a minute.",
     "controller_failed": "The leader could not write to the API server. The next step tries again.",
-    "controller_slow": (
-        "A step of a controller takes more than ten periods and blocks the controller. Other controllers"
-        " continue."
-    ),
+    "controller_slow": "A step of a controller takes more than ten periods. Other controllers continue.",
     "deleted_policies_failed": (
-        "The Lease with the deleted policies for whose pods labels stay cannot be read or written. A new"
-        " leader removes these labels."
+        "The Lease with the deleted policies cannot be read or written. A new leader removes their labels."
     ),
     "device_tainted": "A device met the rules `reason` of a policy and got the taint `effect`, by a DeviceTaintRule.",
     "device_taint_removed": "The DeviceTaintRule of a device that healed, or whose policy is gone, was deleted.",
@@ -176,74 +155,58 @@ _WARNING: Final = {
         "Another field manager owns a label of a policy. It is not changed; see the policy's status."
     ),
     "requeueing_limited": (
-        "Waiting pods have `demands` different demands. Filtering them again takes longer than `limit_s`, so"
-        " `left` of them are filtered after a later snapshot. Namespaces have equal shares. `namespace` has"
-        " the most, `demands_of_namespace`: limit its pods by ResourceQuota. At most one line per minute."
+        "Filtering the `demands` different waiting pods again takes longer than `limit_s`, so `left` of them"
+        " are filtered later. `namespace` has the most, `demands_of_namespace`: limit its pods by"
+        " ResourceQuota. At most one line per minute."
     ),
-    "annotations_failed": (
-        "Statistics of `nodes` nodes could not be written; `error` is the first reason. The next period tries"
-        " again."
-    ),
+    "annotations_failed": "Statistics of `nodes` nodes could not be written. The next period tries again.",
     "usage_unknown": (
-        "The usage of nodes is not available; their annotations keep the previous values and times. `error`"
-        " is the reason."
+        "The usage of nodes is not available; their annotations keep the previous values and times."
     ),
     "bind_failed": "A pod could not be bound. kube-scheduler received `error` and schedules the pod again.",
-    "claims_left": (
-        "Reservations of pods that were not bound could not be removed from the allocation record of the"
-        " node. The leader removes them."
-    ),
+    "claims_left": "Reservations of pods that were not bound could not be removed; the leader removes them.",
     "claim_dropped": (
-        "The leader removed a reservation from the allocation record of a node: its process ended before it"
-        " bound the pod, or the pod was deleted. `why`: the pod is unbound, or unknown."
+        "The leader removed a reservation: its process ended before it bound the pod, or the pod was deleted."
     ),
     "deschedule_label_failed": (
         "The label of a pod for the descheduler could not be written. It is tried again in 5 s."
     ),
     "books_unchecked": "The state of GPUs could not be compared with a new list. It is tried again.",
     "objects_unreadable": "Files of `--objects-from` cannot be read; the last valid content stays in use.",
-    "recording_stopped": (
-        "Recording (`--record`) has stopped; `why` is the reason. The extender continues to serve."
-    ),
+    "recording_stopped": "Recording (`--record`) has stopped. The extender continues to serve.",
     "kube_lost": "Objects of a kind cannot be listed or watched; the stored objects age.",
     "kube_kind_not_served": (
-        "The API server has not served a kind for 60 s, or at the start for 3 s, so it has no objects: apply"
-        " `deploy/crds`. It is listed again at least every 30 s."
+        "The API server has not served a kind for 60 s, or at the start for 3 s: apply `deploy/crds`. It is"
+        " listed again at least every 30 s."
     ),
     "kube_silent": (
-        "The API server has not responded for ten seconds. Calls of kube-scheduler are answered from the"
-        " stored nodes and policies; metrics from the API server age, and labels are not changed."
+        "The API server has not responded for ten seconds. Stored nodes and policies stay in use; metrics"
+        " from the API server age, and labels are not changed."
     ),
     "object_unreadable": "An object has an invalid field, or is too large; the object counts as absent.",
     "not_leading": "This process no longer leads; its controllers have stopped.",
     "lease_failed": "The Lease cannot be read or written; a leader stops leading at its deadline.",
-    "event_lost": (
-        "A Kubernetes event could not be recorded; `error` is the reason. Logged once until an event is"
-        " recorded."
-    ),
+    "event_lost": "A Kubernetes event could not be recorded. Logged once until an event is recorded.",
     "cpu_warning": "A problem of the machine or of the requested pools; `what` describes it.",
     "cpu_huge_pages": "No huge page is free; workloads that need some will not start.",
     "cpu_elsewhere": (
         "A task may run on CPUs outside of its list: the task changed its affinity (use `isolate"
-        " --no-affinity` for this), or another program changed it, such as a kubelet with the static policy."
+        " --no-affinity` for this), or another program did."
     ),
     "cpu_doubtful": (
-        "The wrapper of a task has ended, but processes of the task that cannot be read may still run, so its"
-        " CPU list is not released. Run `reconcile` as root with the capability SYS_PTRACE, or run the node"
-        " agent."
+        "The wrapper of a task has ended, but its processes may still run, so its CPU list is not released."
+        " Run `reconcile` as root with the capability SYS_PTRACE, or run the node agent."
     ),
     "cpu_webhook_any_client": (
-        "The webhook serves every client that reaches its port (`--insecure`) and requires no client"
-        " certificate. To configure one for the API server, use `nodewise cpu webhook"
-        " --print-admission-config`."
+        "The webhook serves every client that reaches its port (`--insecure`). `nodewise cpu webhook"
+        " --print-admission-config` configures a certificate for the API server."
     ),
     "cpu_pod_refused": (
-        "The API server sent an object that cannot be mutated; the response contains `error`. If the object"
-        " is not a pod, restrict the rules of the MutatingWebhookConfiguration."
+        "The API server sent an object that cannot be mutated. If it is not a pod, restrict the rules of the"
+        " MutatingWebhookConfiguration."
     ),
     "cpu_mutations_failed": (
-        "The mutations are invalid; pods that request cores get an error until they are valid. `error` is the"
-        " reason."
+        "The mutations are invalid; pods that request cores get an error until they are valid."
     ),
     "cpu_round_failed": "A round of `--interval` failed; the next one tries again.",
     "cpu_report_skipped": (
@@ -254,52 +217,46 @@ _WARNING: Final = {
     ),
     "cpu_intent_recovered": (
         "A reconfiguration of the node was interrupted and has been reverted: tasks run on their previous"
-        " CPUs, and the node can be reconfigured again."
+        " CPUs."
     ),
     "cpu_intent_left": (
-        "An interrupted reconfiguration could not be reverted here. No core is allocated until the node agent"
-        " reverts it, or `nodewise cpu reconcile` or `reconfigure` as root with hostPID."
+        "An interrupted reconfiguration could not be reverted here. No core is allocated until the node"
+        " agent, or `nodewise cpu reconcile` as root with hostPID, reverts it."
     ),
     "cpu_claim_refused": (
-        "The node agent refused a request for CPUs; the response contains `error`. At most one line in ten"
-        " seconds; `unlogged` counts the others."
+        "The node agent refused a request for CPUs. At most one line in ten seconds; `unlogged` counts the"
+        " others."
     ),
     "cpu_unchecked": (
-        "The node agent does not check whether pods requested the exclusive CPUs that they use, because there"
-        " is no API server (`--conf-dir`) or because of `--allow-unrequested`."
+        "The node agent does not check whether pods requested their exclusive CPUs, because there is no API"
+        " server (`--conf-dir`) or because of `--allow-unrequested`."
     ),
     "cpu_enforcing_failed": (
-        "The cpuset of a container could not be set to the CPUs of its tasks. It is tried again. `error` is the"
-        " reason."
+        "The cpuset of a container could not be set to the CPUs of its tasks. It is tried again."
     ),
     "cpu_kubelet_conflict": (
-        "The kubelet's CPU manager (`cpuManagerPolicy: static`) conflicts with the pools: `seen` is the value"
-        " of `what`, and `wanted` is the expected value."
+        "The kubelet's CPU manager (`cpuManagerPolicy: static`) conflicts with the pools: `what` is `seen`,"
+        " expected `wanted`."
     ),
     "cpu_manager_conflict": (
         "Another CPU manager (the DRA driver for CPUs, an NRI resource policy, systemd) or a cgroup partition"
-        " conflicts with the pools: `seen` is the value of `what`, and `wanted` is the expected value."
+        " conflicts with the pools: `what` is `seen`, expected `wanted`."
     ),
     "cpu_chore_failed": (
-        "A garbage collection of the node agent failed, or a task after it; `what` names it. It is tried"
-        " again, and logged once for each reason."
+        "A garbage collection of the node agent, or a task after it, failed; it is tried again, and logged"
+        " once for each reason."
     ),
     "connection_ended": (
         "The server refused or closed a connection; see `remedy`. At most one line per reason in ten seconds;"
         " `unlogged` counts the others."
     ),
-    "ca_client": (
-        "A client presents the certificate of a CA, whose key can sign certificates for any client. Use a"
-        " client certificate."
-    ),
+    "ca_client": "A client presents the certificate of a CA. Use a client certificate.",
     "unpinned_client": (
-        "A client is served because of `--any-client`; `missing` names what its certificate lacks. Bind,"
-        " `/decisions`, `/evaluation`, `/metric-values` and `/state` are refused. Logged once per names of a"
-        " certificate, for at most 64 of them."
+        "A client is served because of `--any-client`; `missing` names what its certificate lacks. Bind and"
+        " the paths for users are refused. Logged once per names of a certificate, for at most 64 of them."
     ),
     "tls_reload_failed": (
-        "Certificate files have changed and cannot be used; `error` is the reason. The previous content stays"
-        " in use, and the files are tried again."
+        "Certificate files have changed and cannot be used. The previous content stays in use."
     ),
     "certificate_expires_soon": (
         "A certificate in use expires in less than a week. Renew it. Logged once a day."
@@ -307,29 +264,28 @@ _WARNING: Final = {
 }
 _ERROR: Final = {
     "books_differ": (
-        "The state of `nodes` nodes differs from a new list; `what` is the difference. All objects are listed"
-        " again and the state is computed again. Please report it."
+        "The state of `nodes` nodes differs from a new list; `what` is the difference. Everything is listed"
+        " again. Please report it."
     ),
     "agent_failed": (
         "An agent has a defect. Its pods stay pending; other pods are scheduled. Please report it."
     ),
     "outside_agent_failed": (
-        "A third-party agent of `package` raised an exception or returned an invalid result; `why` is the"
-        " reason. Its pods stay pending, and scores are computed without it. At most one line per kind of"
-        " failure and minute; `unlogged` counts the others."
+        "A third-party agent of `package` raised an exception or returned an invalid result. Its pods stay"
+        " pending, and scores are computed without it. At most one line per kind of failure and minute;"
+        " `unlogged` counts the others."
     ),
     "request_failed": (
         "A call failed with status 500, or its decision was not stored, because of a defect. Please report it."
     ),
     "task_failed": "A background task failed because of a defect and was restarted.",
     "native_mode_off": (
-        "Native mode is off by `--no-native-mode`, and its admission policies are installed: new pods of `policies`"
-        " policies wait with a scheduling gate that nothing removes. Remove the option or the admission policies."
+        "Native mode is off by `--no-native-mode`, and its admission policies are installed: new pods of"
+        " `policies` policies wait with a scheduling gate. Remove the option or the admission policies."
     ),
     "identity_duplicate": (
-        "Another running process has the `--identity` of this one and holds the Lease. This process does not"
-        " lead until the other one has ended: give each replica its own identity, such as the name of its"
-        " pod."
+        "Another running process has the `--identity` of this one and holds the Lease, so this process does"
+        " not lead. Give each replica its own identity, such as the name of its pod."
     ),
     "cpu_report_blocked": "A report could not be published: the API server does not allow it.",
     "accept_failed": "New connections cannot be accepted for now. Raise the limit of open files.",
@@ -464,8 +420,8 @@ _FIELD: Final = re.compile(r"`(\w+)`")
 def sentence(event: str, fields: Mapping[str, Any]) -> str:
     """An event as a message for a person: its meaning with the values of fields, escaped.
 
-    A name of a field in the meaning is replaced by its value. A part such as "`error` is the reason" is left out, and
-    the value follows at the end; the other fields are in parentheses.
+    A name of a field in the meaning is replaced by its value. A part such as "`what` is the difference" is left out,
+    and the value follows at the end, as those of `error` and `why`; the other fields are in parentheses.
     """
     values = {name: visible(str(value)) or "none" for name, value in fields.items()}
     reasons, meaning = list[str](), ""
@@ -476,6 +432,7 @@ def sentence(event: str, fields: Mapping[str, Any]) -> str:
             meaning = meaning.removesuffix("; ") + (". " if meaning.endswith("; ") and end != "; " else "")
         else:
             meaning += _FIELD.sub(lambda match: values.pop(match[1], match[0]), clause) + end
+    reasons += [values.pop(name) for name in ("error", "why") if name in values]
     others = f" ({'; '.join(f'{name}: {value}' for name, value in values.items())})" if values else ""
     return f"{meaning.strip().rstrip('.;')}{others}{''.join(f': {reason}' for reason in reasons)}"
 

@@ -14,18 +14,17 @@ class TelemetryOptions(msgspec.Struct, frozen=True, kw_only=True):
     """Settings for stale and missing values, trust, and writes to the cluster."""
 
     max_age_s: Annotated[float, msgspec.Meta(ge=0)] = 0.0
-    """Age at which a value counts as missing. 0: the largest of five refresh periods, 60 s, and 2.5 times the distance
-    of the metric's samples, at most 10 minutes, so that a node keeps its verdict if a scrape fails. A rule of a policy
-    can override it."""
+    """Age at which a value counts as missing. 0: the largest of five refresh periods, 60 s, and 2.5 times the
+    distance of the metric's samples, at most 10 minutes. A rule of a policy can override it."""
 
     when_missing: Literal["pass", "reject"] = "pass"
-    """Treatment of a node without a fresh value. `pass`, as in the older system: the node passes, so that the failure
-    of one exporter does not exclude its node. A rule of a policy can override it."""
+    """Treatment of a node without a fresh value: it passes, as in the older system, or is rejected. A rule of a
+    policy can override it."""
 
     trust_all_namespaces: bool = False
-    """Trust the policies of every namespace, as the older system did: everyone who may create a policy can label every
-    node, disable GPUs and send any query to Prometheus. For migrations only; otherwise grant trust to single
-    namespaces with: kubectl label namespace NAME nodewise.io/trusted=true."""
+    """Trust the policies of every namespace, as the older system did: everyone who may create a policy can label
+    every node, disable GPUs and send any query to Prometheus. For migrations only; trust single namespaces with:
+    kubectl label namespace NAME nodewise.io/trusted=true."""
 
     own_namespace: Annotated[str, Option(metavar="NAMESPACE")] = ""
     """Namespace of nodewise, which is trusted without a label. The extender uses --namespace, the service account's
@@ -50,13 +49,13 @@ class TelemetryOptions(msgspec.Struct, frozen=True, kw_only=True):
     """Limit of different queries in the rules of one trusted namespace."""
 
     native_mode: Annotated[bool | None, Option("--native-mode/--no-native-mode")] = None
-    """Label nodes with the verdict of each policy, and release the pods that wait for the first labels, for the
-    admission policies of deploy/native.yaml: kube-scheduler then enforces policies without calling nodewise. By
-    default, `nodewise controller` does so while these admission policies are installed, and the extender does not."""
+    """Label nodes with the verdict of each policy, and release pods that wait for the first labels, for the
+    admission policies of deploy/native.yaml. By default, `nodewise controller` does so while these are installed,
+    and the extender does not."""
 
     advertise_resource: Annotated[str, Option(metavar="NAME=AMOUNT")] = ""
-    """Extended resource that is added to every node, such as `telemetry/scheduling=1000`. Without it, the descheduler
-    and the autoscaler assume that pods that request the resource fit no node. Empty: none."""
+    """Extended resource that is added to every node, such as `telemetry/scheduling=1000`, for the descheduler and
+    the autoscaler. Empty: none."""
 
 
 class MaxAges(NamedTuple):

@@ -29,8 +29,7 @@ class ServeOptions(msgspec.Struct, frozen=True, kw_only=True):
 
     address: Annotated[str, Option(metavar="ADDRESS")] = ""
     """Address or host name to listen on. Empty, the default: every IPv4 address (0.0.0.0) with TLS, loopback
-    (127.0.0.1) without, so that leaving TLS off never opens a port to the network by itself. `::` listens on
-    every address of both families."""
+    (127.0.0.1) without. `::` listens on every address of both families."""
 
     port: int = 9001
     """TCP port; 0 picks a free one. 9001 is what Telemetry Aware Scheduling's deployments name."""
@@ -57,13 +56,12 @@ class ServeOptions(msgspec.Struct, frozen=True, kw_only=True):
     every kubelet can call."""
 
     refuse_ca_client: bool = False
-    """Refuse a client whose certificate is a CA's. Off by default, because Telemetry Aware Scheduling's guide
-    had kube-scheduler present the cluster CA itself; then such a client is served with a warning."""
+    """Refuse a client whose certificate is a CA's, as the guide of Telemetry Aware Scheduling gave kube-scheduler.
+    Without it, such a client is served with a warning."""
 
     unsafe: bool = False
-    """Serve plain HTTP: there are no client certificates, so every client that reaches the port may call filter,
-    prioritize, preempt and bind. `/decisions`, `/evaluation`, `/metric-values` and `/state` are not on this port. Off
-    by default."""
+    """Serve plain HTTP: every client that reaches the port may call filter, prioritize, preempt and bind.
+    `/decisions`, `/evaluation`, `/metric-values` and `/state` are not on this port."""
 
     unsafe_address: Annotated[str, Option(metavar="ADDRESS")] = ""
     """Address for plain HTTP that is not loopback. Must be equal to --address. Empty: only loopback."""
@@ -72,8 +70,7 @@ class ServeOptions(msgspec.Struct, frozen=True, kw_only=True):
     """Limit of a request body in bytes. 256 MiB is five times a filter call with 5,000 whole nodes."""
 
     handshake_timeout_s: _PositiveSeconds = 5.0
-    """Timeout of the TLS handshake, from the accepted connection. The default is that of Telemetry Aware
-    Scheduling."""
+    """Timeout of the TLS handshake, from the accepted connection."""
 
     header_timeout_s: _PositiveSeconds = 5.0
     """Timeout of a request header, from its first byte. Without an accepted client certificate, the first request of
@@ -92,28 +89,25 @@ class ServeOptions(msgspec.Struct, frozen=True, kw_only=True):
     """Timeout of sending a response, while the client does not read and the buffer is full."""
 
     keep_alive_s: _PositiveSeconds = 120.0
-    """Timeout of an idle connection, also before its first request. The default is above the 90 s after which Go's
-    client closes it, so that no request uses a closing connection."""
+    """Timeout of an idle connection, also before its first request. The default is above the 90 s of Go's client."""
 
     connection_age_s: _PositiveSeconds = 300.0
     """Maximum age of a connection: it is closed with the next response, also after each change of the serving
-    certificate. A client certificate is verified when a connection opens, so an expired one is accepted no longer
-    than this."""
+    certificate. An expired client certificate is accepted no longer than this."""
 
     max_connections: int = 512
     """Limit of open connections; further ones are closed. Together with --max-handshakes it should stay below the limit
     of open files, usually 1024."""
 
     max_handshakes: int = 256
-    """Limit of connections in the TLS handshake; the oldest one is closed for a newer one, as a regular handshake takes
-    milliseconds. Separate from --max-connections, so that clients without a certificate cannot block others."""
+    """Limit of connections in the TLS handshake; the oldest one is closed for a newer one. Separate from
+    --max-connections, so that clients without a certificate cannot block others."""
 
     max_pipelined: int = 16
     """Limit of pipelined requests on a connection. Go's client does not pipeline."""
 
     reload_period_s: _PositiveSeconds = 1.0
-    """Period of the checks whether certificate files have changed. Mounted Secrets change by a replaced
-    symbolic link, which inotify does not report."""
+    """Period of the checks whether certificate files have changed."""
 
     @property
     def host(self) -> str:

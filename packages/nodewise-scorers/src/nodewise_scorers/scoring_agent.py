@@ -76,9 +76,8 @@ class MissingOptions(MissingRules, msgspec.Struct, frozen=True, kw_only=True):
     """Settings for nodes without statistics."""
 
     when_missing: When = "accept"
-    """Treatment of a node without fresh statistics. `accept` (also called `pass`): it is not rejected for it, as in
-    the older system, so that the failure of an exporter does not exclude its node. `reject`: it gets no pods until it
-    has statistics."""
+    """Treatment of a node without fresh statistics. `accept` (also called `pass`): it is not rejected for it.
+    `reject`: it gets no pods until it has statistics."""
 
     score_missing: Score = None
     """Score of such a node, from 0 to 10. Default: 0 for safe, 10 for congestion and learned."""

@@ -34,11 +34,10 @@ class GpuOptions(msgspec.Struct, frozen=True, kw_only=True):
     days, kept in a ConfigMap; as long as there are none, `fragmentation` is the same as `pack`."""
 
     enable_allowlist: bool = False
-    """Apply the pod annotation gas-allow: only these GPUs, by name. Off by default as in the older system, because a
-    name means different GPUs on different nodes."""
+    """Apply the pod annotation gas-allow: only these GPUs, by name, on whatever node."""
 
     enable_denylist: bool = False
-    """Apply the pod annotation gas-deny: none of these GPUs, by name. Off by default for the same reason."""
+    """Apply the pod annotation gas-deny: none of these GPUs, by name."""
 
     balanced_resource: Annotated[str, Option(metavar="RESOURCE")] = ""
     """Resource of the placement `balanced`, without the prefix (millicores). Empty: if a pod or --gpu-placement

@@ -55,12 +55,12 @@ class PigeonOptions(MissingRules, CountsInFlight, msgspec.Struct, frozen=True, k
     pigeon_usage: Literal["annotations", "pods"] = "annotations"
     """Source of the requested amounts of a node. `annotations`: its annotations `requested-cpu` and so on, which
     `nodewise annotate` writes once a minute. `pods`: the API server's pods, so that a pod counts as soon as it is
-    bound, and several new pods do not all get the same best node."""
+    bound."""
 
     pigeon_scaling: Scaling = "stretch"
-    """Conversion of values of the objective into scores. `stretch`: 10 for the best candidate and 1 for the worst that
-    the pod fits, however small the difference. `absolute`: 10 for a value of 0, 0 for 1 or more; in clusters with more
-    than some tens of nodes one pod makes little difference, and nodes get equal scores."""
+    """Conversion of values of the objective into scores. `stretch`: 10 for the best candidate and 1 for the worst
+    that the pod fits, however small the difference. `absolute`: 10 for a value of 0, 0 for 1 or more, which
+    distinguishes nodes in small clusters only."""
 
     pigeon_gpu_resource: Annotated[str, Option(metavar="RESOURCE")] = GPU
     """Name of the fourth resource on nodes and in pod requests, such as nvidia.com/gpu."""
