@@ -29,13 +29,15 @@ def rows(heading: str) -> list[int]:
     return [int(number) for cell in cells for number in cell.split(", ")]
 
 
-def known_faults(heading: str) -> list[KnownFault]:
-    """The known defects of a system: those in the list of fixed ones, then those in the table."""
+def known_faults(heading: str, fixed: str) -> list[KnownFault]:
+    """The known defects of a system: those of `fixed`, then those in the table.
+
+    `fixed` names those that are not on the page, such as `B1 (163, 165), B2`, with the rows that describe them.
+    """
     text = section(heading).partition("\n### Known defects")[2]
-    fixed = text.partition("Fixed, with the rows that describe them: ")[2].partition("\n\n")[0]
     faults = [
         (letter, number, "fixed", cell)
-        for letter, number, cell in re.findall(r"([A-Z])(\d+)\s\(([\d,\s]+)\)", fixed)
+        for letter, number, cell in re.findall(r"([A-Z])(\d+)(?: \(([\d, ]+)\))?", fixed)
     ]
     faults += re.findall(r"^\| ([A-Z])(\d+) \| (.*) \| ([\d, ]*)\|$", text, re.MULTILINE)
     return [
@@ -44,12 +46,12 @@ def known_faults(heading: str) -> list[KnownFault]:
     ]
 
 
-def check_faults(heading: str, counts: Mapping[str, int], numbers: Collection[int]) -> None:
-    """Check that the section lists every fault once, with rows that exist.
+def check_faults(heading: str, counts: Mapping[str, int], numbers: Collection[int], fixed: str) -> None:
+    """Check that the section or `fixed` lists every fault once, with rows that exist.
 
     `counts` is the number of faults by letter, `numbers` are those of all rows.
     """
-    faults = known_faults(heading)
+    faults = known_faults(heading, fixed)
     expected = [(letter, number) for letter, count in counts.items() for number in range(1, count + 1)]
     assert sorted((fault.letter, fault.number) for fault in faults) == sorted(expected)
     assert {row for fault in faults for row in fault.rows} <= set(numbers)

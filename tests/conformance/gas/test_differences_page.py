@@ -26,6 +26,13 @@ NUMBERS = {
 }
 FAULTS = {"B": 55}
 """The number of faults by letter."""
+FIXED = (
+    "B1 (163, 165), B2 (164), B3 (167), B4 (170), B5 (162), B6 (166), B7 (165, 169), B8, B9 (124), B10 "
+    "(175), B12 (166), B13 (111, 112), B14 (23, 31, 32), B15 (32, 33), B16 (113), B17 (114), B19 (50), "
+    "B20 (49, 57, 75), B21 (94), B22 (105), B26 (26), B27 (153), B28 (47), B32, B33 (196), B34 (184), "
+    "B35, B36, B37, B38, B39 (172), B42, B43, B44 (185), B45 (181), B46, B47 (183), B48, B51, B52, B53"
+)
+"""Faults that do not stand on the page, with the rows that describe them."""
 
 
 def rows_of_tables() -> list[tuple[int, str]]:
@@ -56,4 +63,4 @@ def test_the_page_names_each_row_once():
 
 
 def test_page_names_outcome_and_rows_of_every_fault():
-    differences_page.check_faults(HEADING, FAULTS, NUMBERS)
+    differences_page.check_faults(HEADING, FAULTS, NUMBERS, FIXED)

@@ -45,6 +45,14 @@ ELSEWHERE = {203, 248, 249, 250}
 """Cases of tests that have the number in their names, as no table holds them."""
 FAULTS = {"H": 7, "S": 14, "B": 5, "C": 2, "P": 15, "K": 10, "A": 10, "D": 4}
 """The number of faults by letter."""
+FIXED = (
+    "A1 (189), A2, A3, A4 (186), A5, A6, A7 (183, 184), A8 (244), B1 (103, 104, 105, 106), B2 (108), B3, "
+    "B4, B5, C2 (124), D1, D2 (142), D3, H1, H2 (202), H3, H6 (194), H7, K1 (181), K2 (177), K3 (178, "
+    "179), K4, K5 (181), K7, K9, K10, P1 (170), P4 (247), P5 (248), P6, P9, P10 (158), P11 (131), P12 "
+    "(249), P13 (141), P14, P15, S1 (54, 56), S2 (115, 189), S4 (109), S5 (111, 112), S6 (113), S10, S14 "
+    "(98)"
+)
+"""Faults that do not stand on the page, with the rows that describe them."""
 
 
 def tables() -> list[NumberedRow]:
@@ -80,4 +88,4 @@ def test_the_page_names_each_row_once():
 
 
 def test_page_names_outcome_and_rows_of_every_fault():
-    differences_page.check_faults(HEADING, FAULTS, NUMBERS)
+    differences_page.check_faults(HEADING, FAULTS, NUMBERS, FIXED)
