@@ -277,7 +277,7 @@ def test_a_core_goes_from_a_task_of_cmk_to_one_of_nodewise_and_the_state_back(
 
 @pytest.mark.usefixtures("cluster_scheduler")
 def test_the_pods_that_leave_nodes_become_ready(kube_host: KubernetesHost, image: str) -> None:
-    """As the undo of cpu-pools.md waits for it; here on a node that has nothing to leave."""
+    """As the uninstallation in cpu.md waits for it; here on a node that has nothing to leave."""
     manifests = [
         str(docs_page_code_blocks.ROOT / "deploy" / name) for name in ("cpu.yaml", "cpu-uninstall.yaml")
     ]
