@@ -432,7 +432,7 @@ def sentence(event: str, fields: Mapping[str, Any]) -> str:
             meaning = meaning.removesuffix("; ") + (". " if meaning.endswith("; ") and end != "; " else "")
         else:
             meaning += _FIELD.sub(lambda match: values.pop(match[1], match[0]), clause) + end
-    reasons += [values.pop(name) for name in ("error", "why") if name in values]
+    reasons += filter(None, (values.pop("error", ""), values.pop("why", "")))
     others = f" ({'; '.join(f'{name}: {value}' for name, value in values.items())})" if values else ""
     return f"{meaning.strip().rstrip('.;')}{others}{''.join(f': {reason}' for reason in reasons)}"
 
