@@ -94,14 +94,19 @@ def test_names_go_through_as_they_came(names: list[str], more: list[str]) -> Non
 ALIKE = st.text('ab-.é\\"', max_size=20)
 
 
-@given(st.lists(ALIKE, min_size=1, unique=True), st.lists(ALIKE), st.data())
+SHORT_BYTES = st.sampled_from([0, 2**13])
+"""Up to which length a list is looked up in a dict."""
+
+
+@given(st.lists(ALIKE, min_size=1, unique=True), st.lists(ALIKE), SHORT_BYTES, st.data())
 def test_a_name_table_finds_the_same_entries_as_a_dict(
-    known: list[str], others: list[str], data: st.DataObject
+    known: list[str], others: list[str], short_bytes: int, data: st.DataObject
 ) -> None:
     index = NodeIndex(known)
     names = data.draw(st.lists(st.sampled_from(known + others)))
     listed = msgspec.json.encode(names)
-    candidates = index.read(listed)
+    with mock.patch.object(node_index, "_SHORT_BYTES", short_bytes):
+        candidates = index.read(listed)
     assert candidates.numbers.tolist() == index.numbers(names).tolist()
     assert candidates.tolist() == names
     if (
@@ -119,10 +124,15 @@ def test_a_name_table_finds_the_same_entries_as_a_dict(
         st.tuples(st.integers(0, 99), st.integers(0, 2), st.text('[]", \0\n\\ab', max_size=2)), max_size=2
     ),
     st.booleans(),
+    SHORT_BYTES,
     st.data(),
 )
 def test_a_name_table_finds_only_the_names_that_a_json_decoder_reads(
-    known: list[str], changes: list[tuple[int, int, str]], spaced: bool, data: st.DataObject
+    known: list[str],
+    changes: list[tuple[int, int, str]],
+    spaced: bool,
+    short_bytes: int,
+    data: st.DataObject,
 ) -> None:
     index = NodeIndex(known)
     names = data.draw(st.lists(st.sampled_from(known), max_size=9))
@@ -130,7 +140,7 @@ def test_a_name_table_finds_only_the_names_that_a_json_decoder_reads(
     for position, removed, put in changes:
         at = position % len(listed)
         listed = (listed[:at] + put + listed[at + removed :]) or "["
-    with mock.patch.object(node_index, "_PART_BYTES", 24):
+    with mock.patch.multiple(node_index, _PART_BYTES=24, _SHORT_BYTES=short_bytes):
         candidates = index.find(listed.encode())
     if candidates is not None:
         assert candidates.tolist() == json.loads(listed)

@@ -28,8 +28,8 @@ RETIRED: Final = "nodewise_retired"
 """Extension of each response: a function that returns whether the connection uses old certificates."""
 TIMED_OUT: Final = "nodewise_timed_out"
 """Extension of each request: a function to call after its timeout."""
-GATHERING_S: Final = 0.02
-"""The pause between two reads of a watch whose events come faster than this."""
+GATHERING_S: Final = 0.05
+"""The pause between two reads of a watch whose events come faster than this. Snapshots settle for as long."""
 
 
 class _SeveralRecordsStream(httpcore2.AsyncNetworkStream):
@@ -199,7 +199,7 @@ class RenewingTransport(httpx2.AsyncBaseTransport):
 def gathering(response: httpx2.Response) -> Iterator[None]:
     """Read the body of a watch in larger pieces while events come fast: each read takes longer than an event."""
     stream = response.extensions.get("network_stream")
-    if not isinstance(stream, _SeveralRecordsStream):
+    if not isinstance(stream, _SeveralRecordsStream | _AiohttpBody):
         yield
         return
     stream.is_gathering = True
@@ -270,7 +270,10 @@ class AiohttpTransport(httpx2.AsyncBaseTransport):
             raise _httpx2_error(error) from error
         except ValueError as error:  # a header or a host name that cannot be sent
             raise httpx2.LocalProtocolError(str(error)) from error
-        return httpx2.Response(response.status, headers=response.raw_headers, stream=_AiohttpBody(response))
+        body = _AiohttpBody(response)
+        return httpx2.Response(
+            response.status, headers=response.raw_headers, stream=body, extensions={"network_stream": body}
+        )
 
     async def aclose(self) -> None:
         if self._session is not None:
@@ -280,14 +283,24 @@ class AiohttpTransport(httpx2.AsyncBaseTransport):
 class _AiohttpBody(httpx2.AsyncByteStream):
     """Body of a response of aiohttp, in pieces as they arrive."""
 
+    is_gathering = False
+    """As that of `_SeveralRecordsStream`."""
+
     def __init__(self, response: "aiohttp.ClientResponse") -> None:
         self._response = response
 
     async def __aiter__(self) -> AsyncIterator[bytes]:
         import aiohttp
 
+        loop, read_s = asyncio.get_running_loop(), float("-inf")
         try:
-            async for piece in self._response.content.iter_any():
+            while True:
+                if self.is_gathering and loop.time() - read_s < GATHERING_S:
+                    await asyncio.sleep(GATHERING_S)
+                piece = await self._response.content.readany()
+                if not piece:
+                    return
+                read_s = loop.time()
                 yield piece
         except aiohttp.ClientError as error:
             raise _httpx2_error(error) from error

@@ -239,6 +239,7 @@ class ObjectDecoder(Generic[T]):
         self._metrics_registry = metrics_registry
         self._writer: StoreWriter[T] = StoreWriter()
         self._named: set[Key] = set()
+        self._shown_count = -1
 
     @property
     def store(self) -> Store[T]:
@@ -287,7 +288,9 @@ class ObjectDecoder(Generic[T]):
         self._update_gauge()
 
     def _update_gauge(self) -> None:
-        self._metrics_registry.set("kube_objects", len(self.store), kind=self._kind)
+        if len(self.store) != self._shown_count:
+            self._shown_count = len(self.store)
+            self._metrics_registry.set("kube_objects", self._shown_count, kind=self._kind)
 
     def _decode_and_filter(self, data: msgspec.Raw) -> T | None:
         try:
@@ -373,6 +376,9 @@ missing while objects are stored is rather an API server that does not know the 
 MISSING_AT_START_S: Final = 3.0
 """At the start, a kind has no objects after it has not been served for this long. Readiness waits for it."""
 
+_SHOWN_S: Final = 0.25
+"""Metrics show a response at most this much later than it came."""
+
 _AT_ONCE_S: Final = 1.0
 """A watch that ends within this time without an event counts as failed (client-go: VeryShortWatchError)."""
 
@@ -422,7 +428,7 @@ class Reflector(Generic[T]):
         self._failures = 0
         self._failed_by: type[NodewiseError] | None = None
         self._failed_at_s = float("-inf")
-        self._last_response_s = float("-inf")
+        self._last_response_s = self._shown_s = float("-inf")
         self._problem = ""
         self._is_served = True
         self._switched_at_s = float("-inf")
@@ -551,6 +557,9 @@ class Reflector(Generic[T]):
 
     def _record_server_response(self) -> None:
         self._last_response_s = self._clock.monotonic()
+        if self._last_response_s - self._shown_s < _SHOWN_S and not self._problem:
+            return  # each event of a watch is a response
+        self._shown_s = self._last_response_s
         self._metrics_registry.set("kube_contact_timestamp_seconds", self._clock.now(), kind=self._kind)
         self._metrics_registry.set("kube_connected", 1.0, kind=self._kind)
         if self._problem:
@@ -622,6 +631,7 @@ class Reflector(Generic[T]):
         delay_s = max(delay_s, min(retry_after_s, MOST_RETRY_AFTER_S))
         if not isinstance(error, Expired):
             self._metrics_registry.set("kube_connected", 0.0, kind=self._kind)
+            self._shown_s = float("-inf")
         if str(error) != self._problem and not isinstance(error, Expired):
             self._problem = str(error)
             logs.emit("kube_lost", kind=self._kind, error=self._problem, again_in_s=round(delay_s, 1))

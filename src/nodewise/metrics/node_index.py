@@ -24,6 +24,8 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
+from nodewise.base.errors import UNREADABLE
+
 Numbers = NDArray[np.intp]
 Words = NDArray[np.uint64]
 """By row and word."""
@@ -41,6 +43,8 @@ _PART_BYTES: Final = 2**18
 _MOST_WASTE: Final = 2
 """Limit of the ratio of rows to names in bytes. Above it there is no table, and names are looked up in a dict."""
 _SEED: Final = 20_260
+_SHORT_BYTES: Final = 2**13
+"""Up to this length a list is decoded and looked up in a dict, which takes less time than the calls of numpy."""
 
 
 def encode_names(names: Sequence[str]) -> list[bytes]:
@@ -297,7 +301,13 @@ class NodeIndex:
         return self.find(listed) or self.named(_read_list(listed))
 
     def find(self, text: bytes, start: int = 0, end: int | None = None) -> "Names | None":
-        """The names in a JSON list, `text[start:end]`, if the table can find them; else None."""
+        """The names in a JSON list, `text[start:end]`, if all are known and the table can find them; else None."""
+        if (len(text) if end is None else end) - start <= _SHORT_BYTES:
+            try:
+                names = self.named(_read_list(memoryview(text)[start:end]))
+            except UNREADABLE:
+                return None
+            return None if names.strange else names
         numbers = self.table.read(text, start, end) if self.table else None
         return None if numbers is None else Names(self, numbers)
 

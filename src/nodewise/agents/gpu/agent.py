@@ -266,14 +266,19 @@ class GpuAgent(
         if wanted.claims and self._placement_inputs.prefers_nodes(alike):
             return None
         columns = agent_state.device_layout.layout.rows[candidates.numbers]
-        scored = self._predicted_devices(wanted, columns, snapshot, agent_state)
+        scored = self._predicted_devices(pod, wanted, columns, snapshot, agent_state)
         return Verdict(np.zeros(len(candidates), np.int16), (), details=scored.details)
 
     def _predicted_devices(
-        self, wanted: DeviceDemand, columns: NDArray[np.intp], snapshot: Snapshot, agent_state: GpuState
+        self,
+        pod: GpuPod,
+        wanted: DeviceDemand,
+        columns: NDArray[np.intp],
+        snapshot: Snapshot,
+        agent_state: GpuState,
     ) -> DeviceScores:
-        pods = agent_state.pods.by_key
-        self._predictions.forget_seen(agent_state.devices, agent_state.claims, pods, snapshot.at)
+        key, pods = (pod.metadata.namespace, pod.metadata.name), agent_state.pods.by_key
+        self._predictions.forget_seen(key, agent_state.devices, agent_state.claims, pods, snapshot.at)
         devices, classes = agent_state.device_layout, agent_state.device_classes
         return self._predictions.score(devices, classes, wanted, columns)
 
@@ -303,7 +308,7 @@ class GpuAgent(
             columns = np.where(left, columns, len(devices.nodes))
         else:
             left = (columns < len(devices.nodes)) | bool(wanted.claims)
-        scored = self._predicted_devices(wanted, columns, snapshot, agent_state)
+        scored = self._predicted_devices(pod, wanted, columns, snapshot, agent_state)
         keys = placements.node_sort_keys(inputs, scored.before, scored.after, scored.taken, alike)
         fits = scored.fits
         if not left.all():
@@ -320,8 +325,7 @@ class GpuAgent(
         best = int(points.argmax()) if len(points) else 0
         if wanted.claims and len(points) and scored.fits[best] and self._is_serving:
             key = pod.metadata.namespace, pod.metadata.name
-            node = str(snapshot.nodes.names[candidates.numbers[best]])
-            self._predictions.expect(key, wanted, devices, node, snapshot.at)
+            self._predictions.expect(key, wanted, devices, scored, best, snapshot.at)
         return Scores(points, details=scored.details if wanted.claims else None)
 
     def preempt(self, pod: GpuPod, candidates: Names, snapshot: Snapshot, victims: Victims) -> Verdict | None:

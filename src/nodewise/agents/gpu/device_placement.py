@@ -112,11 +112,20 @@ def equivalent_demand(pod: GpuPod, demand: Demand, wanted: DeviceDemand) -> Dema
     return Demand(containers, placement=placement, cpu_milli=cpu_milli(pod))
 
 
+class _PlacedDevice(NamedTuple):
+    """A `PredictedDevice`, with the position of the device instead of the device."""
+
+    claim: int
+    request: str
+    position: int
+    is_admin_access: bool
+    consumed: tuple[tuple[str, int], ...] | None
+
+
 class _Placement(NamedTuple):
     """The devices of a pod on nodes that give the same ones by position."""
 
-    requests: tuple[tuple[str, tuple[int, ...]], ...]
-    """The positions of the devices, by request."""
+    devices: tuple[_PlacedDevice, ...]
     milli: tuple[tuple[int, int], ...]
     """What is no longer free: position, and thousandths."""
 
@@ -169,9 +178,10 @@ class DeviceDetails(NamedTuple):
         result, names = self.results[int(self.codes[candidate])], self.names[column]
         if isinstance(result, str):
             return result if result == _DOES_NOT_FIT else f"devices not predicted: {result}"
-        parts = [
-            f"{request}: {', '.join(names[at] for at in positions)}" for request, positions in result.requests
-        ]
+        by_request: dict[str, list[str]] = {}
+        for each in result.devices:
+            by_request.setdefault(each.request, []).append(names[each.position])
+        parts = [f"{request}: {', '.join(of_request)}" for request, of_request in by_request.items()]
         return f"devices {'; '.join(parts)}"
 
     def distances(self) -> NDArray[np.float64]:
@@ -258,26 +268,44 @@ class DevicePredictions:
         return DeviceScores(fits, before, after, amounts > 0, details)
 
     def expect(
-        self, pod: ObjectKey, demand: DeviceDemand, devices: DeviceLayout, node: str, now: float
+        self,
+        pod: ObjectKey,
+        demand: DeviceDemand,
+        devices: DeviceLayout,
+        scored: DeviceScores,
+        best: int,
+        now: float,
     ) -> None:
-        """Count the devices of a pod on its best node as in use, until the allocation is seen."""
-        self._expected.pop(pod, None)
-        of_node = devices.nodes[devices.columns[node]][1]
-        use = _add_expected(device_layout.device_use(of_node), self._expected_by_node().get(node, ()))
-        prediction = predict_devices(of_node.pools, demand.claims, self._classes, use, device_matches)
-        if prediction and not isinstance(prediction, NotPredicted):
-            self._expected[pod] = _Expected(node, prediction, demand.keys, now + _EXPECTED_S)
+        """Count the devices of a pod on its best candidate as in use, until the allocation is seen."""
+        details = scored.details
+        column, placement = int(details.columns[best]), details.results[int(details.codes[best])]
+        if isinstance(placement, _Placement) and placement.devices:
+            node, of_node = devices.nodes[column]
+            every = device_layout.ordered_devices(of_node)
+            predicted = tuple(
+                PredictedDevice(
+                    each.claim,
+                    each.request,
+                    every[each.position],
+                    each.is_admin_access,
+                    None if each.consumed is None else dict(each.consumed),
+                )
+                for each in placement.devices
+            )
+            self._expected[pod] = _Expected(node, predicted, demand.keys, now + _EXPECTED_S)
             if len(self._expected) > _MOST_EXPECTED:
                 del self._expected[next(iter(self._expected))]
 
     def forget_seen(
         self,
+        scored: ObjectKey,
         inventory: DeviceInventory,
         claims: Mapping[ObjectKey, ResourceClaim],
         pods: Mapping[ObjectKey, AllocatedPod],
         now: float,
     ) -> None:
-        """Forget pods whose allocation was seen, and those that were not seen for a time."""
+        """Forget the pod that is scored anew, pods whose allocation was seen, and those not seen for a time."""
+        self._expected.pop(scored, None)
         for pod, expected in [*self._expected.items()]:
             known, bound = [claims.get(claim) for claim in expected.claims], pods.get(pod)
             is_seen = any(claim is None or claim.is_allocated for claim in known) or (
@@ -320,11 +348,18 @@ class DevicePredictions:
             return prediction.reason
         every = device_layout.ordered_devices(devices)
         position = {id(device): at for at, device in enumerate(every)}
-        by_request: dict[str, list[int]] = {}
-        for each in prediction:
-            if id(each.device) not in position:
-                return f"the node has more than {len(every)} devices"
-            by_request.setdefault(each.request, []).append(position[id(each.device)])
+        if any(id(each.device) not in position for each in prediction):
+            return f"the node has more than {len(every)} devices"
+        placed = tuple(
+            _PlacedDevice(
+                each.claim,
+                each.request,
+                position[id(each.device)],
+                each.is_admin_access,
+                None if each.consumed is None else tuple(each.consumed.items()),
+            )
+            for each in prediction
+        )
         after = _add_expected(use, prediction)
         blocked = {*device_allocation.blocked_devices(devices.pools, after)}
         blocked -= {*device_allocation.blocked_devices(devices.pools, use)}
@@ -334,7 +369,7 @@ class DevicePredictions:
             for at, (device, amount) in enumerate(zip(every, milli, strict=True))
             if amount or device.id in blocked
         )
-        return _Placement(tuple((name, tuple(at)) for name, at in by_request.items()), taken)
+        return _Placement(placed, taken)
 
     def _expected_by_node(self) -> dict[str, list[PredictedDevice]]:
         by_node: dict[str, list[PredictedDevice]] = {}
