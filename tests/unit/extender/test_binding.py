@@ -163,7 +163,7 @@ class TestWrong:
     async def test_a_pod_that_is_not_there(self, api: LossyApi, replica: Replica) -> None:
         gone = pod(api, "p")
         api.remove(PODS, "p", "d")
-        await asyncio.sleep(0.1)
+        await asyncio.sleep(0.2)
         outcome = await replica.bind(gone)
         assert outcome.error == 'could not retrieve pod p: pod fetch error: pod "p" not found'
         assert api.writes() == []
@@ -284,7 +284,7 @@ class TestChanged:
     ) -> None:
         meta = {"name": "t-n1", "namespace": OURS, "labels": {"nodewise.io/ledger": "t"}}
         api.put(LEASES, {"metadata": meta | {"annotations": {"other": text}}})
-        await asyncio.sleep(0.1)
+        await asyncio.sleep(0.2)
         assert (await replica.bind(pod(api, "p"))).result == "bound"
 
 
@@ -406,7 +406,7 @@ class TestLost:
     async def test_plans_in_progress_are_in_every_snapshot(self, seed: int) -> None:
         async with one_replica(seed=seed) as (api, replica):
             others = [(put_pod(api, "q"), "n2"), (put_pod(api, "r"), "n1")]
-            await asyncio.sleep(0.1)
+            await asyncio.sleep(0.2)
             binds: list[asyncio.Task[BindOutcome]] = []
 
             def come() -> None:
@@ -501,7 +501,8 @@ class TestMany:
                 lambda cluster_state, number: cluster_states.update({number: cluster_state})
             )
             replica.snapshot_cache.touch()
-            await asyncio.sleep(0.1)
+            while replica.snapshot_cache.snapshot.generation not in cluster_states:
+                await asyncio.sleep(0.001)
             api.before = once("create", "/binding", raising(FORBIDDEN))
             pods = [put_pod(api, f"p{number}") for number in range(4)]
             binds = [asyncio.create_task(replica.bind(each)) for each in pods]
@@ -637,7 +638,7 @@ async def stopped_before_its_binding(api: LossyApi) -> None:
             }
         },
     )
-    await asyncio.sleep(0.1)
+    await asyncio.sleep(0.2)
 
 
 def binding_of(item: dict[str, Any]) -> dict[str, Any]:
