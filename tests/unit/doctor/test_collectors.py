@@ -843,6 +843,21 @@ def test_without_the_kind_only_device_plugins_are_counted() -> None:
     assert [text for text in report.examined if " with " in text] == ["1 node with GPUs of a device plugin"]
 
 
+@pytest.mark.parametrize("version", ["v1beta2", "v1beta1"])
+def test_slices_of_a_beta_version_are_read(version: str) -> None:
+    cluster, group = gpu_cluster(), f"resource.k8s.io/{version}"
+    served = {**DISCOVERY["/apis"], "groups": [{"versions": [{"groupVersion": group}]}]}
+    kinds = {"kind": "APIResourceList", "resources": [{"name": "resourceslices"}]}
+    objects = {
+        **cluster,
+        SLICES: NotFound(SLICES),
+        "/apis": served,
+        f"/apis/{group}": kinds,
+        f"/apis/{group}/resourceslices": cluster[SLICES],
+    }
+    assert "3 nodes with devices of the DRA driver gpu.example.com" in examine(facts(objects)).examined
+
+
 def test_slices_are_not_read_without_a_gpu_agent() -> None:
     api: Any = ScriptedApi({SLICES: gpu_cluster()[SLICES]})
     asyncio.run(_collect(api, ExaminationTarget(namespaces=("nodewise",))))

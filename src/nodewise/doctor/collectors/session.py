@@ -160,7 +160,8 @@ class ClusterReader:
     ) -> list[T]:
         """All objects of a kind, each parsed by `parse`; None leaves it out.
 
-        A kind that the API server does not have is empty. `limit`: with more objects the list is not read.
+        A kind that the API server does not have is empty; an older version is read if it has only that. `limit`: with
+        more objects the list is not read.
         """
         name = f"{resource.plural}.{resource.group}" if resource.group else resource.plural
         what = f"{name} in namespace {namespace}" if namespace else name
@@ -170,12 +171,26 @@ class ClusterReader:
             except Expired:  # the continue token is too old: read the list from its beginning
                 continue
             except NotFound:
-                return []
+                older = await self._find_older_version(resource)
+                if older is None:
+                    return []
+                resource = older
             except NodewiseError as error:
                 raise missing_after_error(what, f"list {what}", error) from error
             except UNREADABLE as error:
                 raise missing_fact(what, f"the response is no list: {short(str(error))}") from error
         raise missing_fact(what, "the list expired before it was complete", is_minor=True)
+
+    async def _find_older_version(self, resource: Resource) -> Resource | None:
+        """The kind in a version that the API server has instead; None if it has none."""
+        if not resource.older_versions:
+            return None
+        try:
+            async with self._requests:
+                served = await api_server_interface.served_version(self.api, resource)
+        except NodewiseError as error:
+            raise missing_after_error("the kinds of the API server", "get the path /apis", error) from error
+        return None if served == resource else served
 
     async def _read_pages(
         self,
