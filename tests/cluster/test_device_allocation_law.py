@@ -9,8 +9,10 @@ from typing import Any, Final
 import msgspec
 import pytest
 
+from nodewise.base import cooperative_scheduling
 from nodewise.devices import device_allocation
 from nodewise.devices.device_allocation import DeviceUse, NotPredicted
+from nodewise.devices.device_inventory import DeviceInventoryBuilder
 from nodewise.devices.device_selectors import device_matches
 from nodewise.devices.resource_claims import (
     DeviceClassObject,
@@ -23,9 +25,9 @@ from nodewise.devices.resource_slices import (
     EMPTY,
     DeviceId,
     ResourceSliceObject,
-    devices_by_node,
     parse_resource_slice,
 )
+from nodewise.kube.store import Change
 from tests import short_and_long_case_counts
 from tests.cluster import program_cache
 from tests.cluster.conftest import get_or_skip
@@ -229,7 +231,9 @@ def predicted(case: Object) -> Any:
     """The request and device of each claim; the reason if they are not predicted; None if the claims do not fit."""
     slices = [parse_resource_slice(msgspec.convert(each, ResourceSliceObject)) for each in case["Slices"]]
     labels = NODE["metadata"]["labels"]
-    pools = devices_by_node(slices, {"n1": labels}).get("n1", ())
+    changes = [(("", item.metadata.name), Change(None, item)) for item in slices]
+    inventory = cooperative_scheduling.run_without_pauses(DeviceInventoryBuilder().update(changes, ()))
+    pools = inventory.of("n1", labels).pools
     classes = [parse_device_class(msgspec.convert(each, DeviceClassObject)) for each in case["Classes"]]
     claims, others = (
         [parse_resource_claim(msgspec.convert(each, ResourceClaimObject)) for each in case[key]]

@@ -174,8 +174,6 @@ class Device(msgspec.Struct, frozen=True, gc=False, kw_only=True):
     allow_multiple_allocations: bool = False
     binding_conditions: tuple[str, ...] = ()
     binds_to_node: bool = False
-    maps_node_resources: bool = False
-    """Whether an allocation takes CPU or other resources of the node (an alpha feature of Kubernetes 1.37)."""
     scope: NodeScope | None = None
     """With `ResourceSlice.has_scope_by_device`."""
 
@@ -263,28 +261,6 @@ def build_pool(slices: Iterable[ResourceSlice]) -> DevicePool:
     return DevicePool(newest[0].pool_id, newest, problem, conditional)
 
 
-def build_pools(slices: Iterable[ResourceSlice]) -> list[DevicePool]:
-    """The pools of all slices, by driver and name."""
-    by_pool: dict[PoolId, list[ResourceSlice]] = {}
-    for item in slices:
-        by_pool.setdefault(item.pool_id, []).append(item)
-    return [build_pool(by_pool[pool]) for pool in sorted(by_pool)]
-
-
-def devices_by_node(
-    slices: Iterable[ResourceSlice], nodes: Mapping[str, Mapping[str, str]]
-) -> dict[str, tuple[NodeDevicePool, ...]]:
-    """By node with devices, the pools that it can use, by driver and name. `nodes` are labels by name of the node."""
-    by_node: dict[str, list[NodeDevicePool]] = {}
-    for pool in build_pools(slices):
-        names = pool.nodes()
-        for node in nodes if names is None else names & nodes.keys():
-            devices = pool.devices_for(node, nodes[node])
-            if devices:
-                by_node.setdefault(node, []).append(NodeDevicePool(pool, devices))
-    return {node: tuple(pools) for node, pools in by_node.items()}
-
-
 # Objects of the API, with the fields of all versions
 
 
@@ -340,9 +316,6 @@ class _DeviceFields(msgspec.Struct, frozen=True, gc=False, rename="camel"):
     binds_to_node: bool | None = None
     binding_conditions: tuple[str, ...] | None = None
     allow_multiple_allocations: bool | None = None
-    node_allocatable_resources: dict[str, Any] | None = None
-    node_allocatable_resource_mappings: dict[str, Any] | None = None
-    """The name in Kubernetes 1.36."""
 
 
 class _Device(_DeviceFields, frozen=True, gc=False, kw_only=True, rename="camel"):
@@ -430,9 +403,6 @@ def _parse_device(  # complexity: one expression for each field
         allow_multiple_allocations=bool(fields.allow_multiple_allocations),
         binding_conditions=fields.binding_conditions or (),
         binds_to_node=bool(fields.binds_to_node),
-        maps_node_resources=bool(
-            fields.node_allocatable_resources or fields.node_allocatable_resource_mappings
-        ),
         scope=_scope(fields) if by_device else None,
     )
 

@@ -224,12 +224,6 @@ class FakeApi:
         """Serve a kind, as after the creation of its CustomResourceDefinition."""
         self._kinds[resource.api_version, resource.plural] = resource
 
-    def stop_serving(self, resource: Resource) -> None:
-        """Delete the objects of a kind, the kind itself, and its watches."""
-        for _, namespace, name in [key for key in self._objects if key[0] == resource]:
-            self._delete_object((resource, namespace, name))
-        self.hide(resource)
-
     def hide(self, resource: Resource) -> None:
         """Stop to serve a kind without deleting its objects, and end all watches."""
         del self._kinds[resource.api_version, resource.plural]

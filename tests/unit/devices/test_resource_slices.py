@@ -1,16 +1,21 @@
 """ResourceSlices of all versions are decoded, and pools are complete or say what is missing."""
 
+from collections.abc import Callable
 from typing import Any
 
 import msgspec
 import pytest
 
+from nodewise.base import cooperative_scheduling
 from nodewise.base.quantity import NANO
 from nodewise.devices import resource_slices
+from nodewise.devices.device_inventory import DeviceInventoryBuilder
 from nodewise.devices.resource_slices import (
+    EMPTY,
     CapacityPolicy,
     CounterConsumption,
     DeviceCapacity,
+    NodeDevicePool,
     NodeScope,
     NodeSelector,
     PoolId,
@@ -18,6 +23,7 @@ from nodewise.devices.resource_slices import (
     ResourceSliceObject,
     SemanticVersion,
 )
+from nodewise.kube.store import Change
 
 DRIVER = "gpu.example.com"
 DEVICE: dict[str, Any] = {
@@ -129,16 +135,23 @@ def test_equal_values_of_attributes_of_different_types_stay_different() -> None:
 def test_only_the_newest_generation_of_a_pool_counts(
     slices: list[ResourceSlice], problem: str, names: list[str]
 ) -> None:
-    (pool,) = resource_slices.build_pools(slices)
+    pool = resource_slices.build_pool(slices)
     assert pool.problem == problem
     assert [device.name for device in pool.devices_for("n", {})] == names
     assert pool.devices_for("other", {}) == ()
 
 
+def pools_of(*slices: ResourceSlice) -> Callable[..., tuple[NodeDevicePool, ...]]:
+    """The pools of a node by its name and labels."""
+    changes = [(("", item.metadata.name), Change(None, item)) for item in slices]
+    inventory = cooperative_scheduling.run_without_pauses(DeviceInventoryBuilder().update(changes, ()))
+    return lambda node, labels=EMPTY: inventory.of(node, labels).pools
+
+
 def test_two_drivers_may_use_one_pool_name() -> None:
-    pools = resource_slices.build_pools([slice_of("a", driver="b.example.com"), slice_of("b")])
-    assert [pool.id for pool in pools] == [PoolId("b.example.com", "p"), PoolId(DRIVER, "p")]
-    assert not any(pool.problem for pool in pools)
+    pools = pools_of(slice_of("a", driver="b.example.com"), slice_of("b"))("n")
+    assert [each.pool.id for each in pools] == [PoolId("b.example.com", "p"), PoolId(DRIVER, "p")]
+    assert not any(each.pool.problem for each in pools)
 
 
 def test_devices_of_the_network_are_those_of_the_selected_nodes() -> None:
@@ -158,9 +171,10 @@ def test_devices_of_the_network_are_those_of_the_selected_nodes() -> None:
         slice_of("local", "n1", devices=devices("l"), pool={"name": "n1"}),
         slice_of("gone", "deleted", devices=devices("g"), pool={"name": "deleted"}),
     ]
-    by_node = resource_slices.devices_by_node(slices, {"n1": {"rack": "1"}, "n2": {"rack": "2"}, "n3": {}})
+    pools = pools_of(*slices)
     names = {
-        node: [device.name for pool in pools for device in pool.devices] for node, pools in by_node.items()
+        node: [device.name for each in pools(node, labels) for device in each.devices]
+        for node, labels in {"n1": {"rack": "1"}, "n2": {"rack": "2"}, "n3": {}}.items()
     }
     assert names == {"n1": ["x", "l", "y", "a", "b", "c"], "n2": ["x", "b"], "n3": ["x", "b"]}
 
@@ -171,7 +185,7 @@ def test_counters_of_a_pool_are_shared_by_all_of_its_slices() -> None:
         slice_of("counters", sharedCounters=counters, pool={"resourceSliceCount": 2}),
         slice_of("devices", devices=devices("a"), pool={"resourceSliceCount": 2}),
     ]
-    (pool,) = resource_slices.build_pools(slices)
+    pool = resource_slices.build_pool(slices)
     assert (pool.problem, pool.nodes()) == ("", frozenset({"n"}))
     assert pool.counter_sets == {"gpu-0": {"memory": 80 * 2**30 * NANO}}
 

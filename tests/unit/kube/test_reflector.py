@@ -300,7 +300,8 @@ async def test_objects_of_a_kind_that_is_no_longer_served_are_gone(custom: Refle
         await turns()
         assert len(custom.reflector.store) == 1
         custom.clock.advance(11.0)  # a watch that ends earlier counts as failed
-        custom.api.stop_serving(THINGS)
+        await custom.api.delete(THINGS.path("n", "a"))
+        custom.api.hide(THINGS)
         while NOT_SERVED_S not in custom.clock.slept:
             await asyncio.sleep(0)
         assert custom.reflector.synced

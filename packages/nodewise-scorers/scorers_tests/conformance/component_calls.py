@@ -36,7 +36,7 @@ def call_component(row: SafePartRow) -> Any:
 def _distribution(arguments: Mapping[str, float]) -> dict[str, float]:
     x, shapes = arguments["x"], (arguments["alpha"], arguments["beta"])
     return {
-        "complete": float(risk_scores.beta_function(*shapes)),
+        "complete": float(risk_scores.import_scipy_special().beta(*shapes)),
         "below": float(risk_scores.cdf(x, *shapes)),
         "density": float(risk_scores.pdf(x, *shapes)),
         "residual": float(risk_scores.mean_residual_life(x, *shapes)),
@@ -46,15 +46,27 @@ def _distribution(arguments: Mapping[str, float]) -> dict[str, float]:
 
 
 def _matched(arguments: list[float]) -> list[float] | None:
-    shapes = [float(value) for value in risk_scores.match_moments(*arguments)]
-    return None if any(map(np.isnan, shapes)) else shapes
+    """The shapes of the distribution with these two moments; None if there is none."""
+    mean, second = arguments
+    variance = second - mean * mean
+    if not 0 < variance < mean * (1 - mean):  # `fit` caps the deviation
+        return None
+    return [float(value) for value in risk_scores.fit(mean, variance**0.5)]
+
+
+def _line(shapes: list[float]) -> str:
+    first, second, third = risk_scores.moments(*shapes)
+    names = ("alpha", "beta", "mean", "var", "m1", "m2", "m3")
+    values = (*shapes, first, risk_scores.variance(*shapes), first, second, third)
+    fields = (f"{name} = {value:f}; " for name, value in zip(names, values, strict=True))
+    return f"BetaDistribution: {''.join(fields)}\n"
 
 
 def _table(arguments: list[Any]) -> list[Any]:
     *shapes, begins = arguments
-    lines = [line.split() for line in risk_scores.format_distribution_table(*shapes).splitlines()]
-    [line] = [line for line in lines if line[0] == begins]
-    return [len(lines), line]
+    rows = list(zip(*risk_scores.distribution_table(*shapes).values(), strict=True))
+    [row] = [row for row in rows if f"{row[0]:f}" == begins]
+    return [len(rows) + 1, [f"{value:f}" for value in row]]
 
 
 # the objectives of the pigeon agent
@@ -87,7 +99,9 @@ def _demands(stretches: list[dict[str, Any]]) -> dict[str, Any]:
             statistics = scored_pod_statistics.add_pod(statistics, np.array([cpu, memory, 0, 0, 0], float))
     return {
         "mean": statistics.mean[:2].tolist(),
-        "second_moments": statistics.second_moments[:2, :2].tolist(),
+        "second_moments": (statistics.covariance + np.outer(statistics.mean, statistics.mean))[
+            :2, :2
+        ].tolist(),
         "samples": statistics.samples,
     }
 
@@ -224,7 +238,7 @@ _PARTS: Final[Mapping[str, Callable[[Any], Any]]] = {
     "deviation": promtool_query_evaluation.deviation,
     "distribution": _distribution,
     "exists": lambda arguments: [bool(risk_scores.is_valid(*shapes)) for shapes in arguments],
-    "line": lambda arguments: risk_scores.format_distribution(*arguments),
+    "line": _line,
     "matched": _matched,
     "memory": _memory,
     "moments": lambda arguments: [float(value) for value in risk_scores.moments(*arguments)],

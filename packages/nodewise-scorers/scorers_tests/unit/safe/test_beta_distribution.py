@@ -68,7 +68,6 @@ class TestTheIncompleteBetaFunction:
         shapes = ([0, -1, math.nan, 1, math.inf], [1, 1, 1, 0, 1])
         assert risk_scores.is_valid(*shapes).tolist() == [False, False, False, False, True]
         for answer in (
-            risk_scores.beta_function(*shapes),
             risk_scores.cdf(0.5, *shapes),
             risk_scores.survival(0.5, *shapes),
             risk_scores.pdf(0.5, *shapes),
@@ -125,14 +124,6 @@ class TestFitting:
             risk_scores.fit([0, 1, 0.5, 0.5, math.nan, 0.5], [0.1, 0.1, 0, -1, 0.1, math.nan])
         ).all()
 
-    def test_moments_are_matched_or_refused(self) -> None:
-        shapes = risk_scores.match_moments(
-            [0.5, 0.2, 0, 1, 0.5, 0.5, -0.1, math.nan], [1 / 3, 0.0401, 0, 1, 0.5, 0.2, 0.1, 0.1]
-        )
-        assert shapes.alpha[:2].tolist() == pytest.approx([1, 319.8])
-        assert shapes.beta[:2].tolist() == pytest.approx([1, 1279.2])
-        assert np.isnan([shape[2:] for shape in shapes]).all()
-
 
 class TestRisk:
     def test_without_a_spread_the_mean_decides(self) -> None:
@@ -165,13 +156,6 @@ class TestRisk:
     def test_a_threshold_at_an_end(self) -> None:
         assert risk_scores.risk([0.5, 1, 0], [0.1, 0, 0], 1).tolist() == [0, 0, 0]
         assert risk_scores.risk([0.5, 1, 0, 0.2], [0.1, 0, 0, 0], 0).tolist() == [1, 1, 0, 1]
-
-
-class TestPrinting:
-    def test_the_last_digits_of_a_table(self) -> None:
-        lines = risk_scores.format_distribution_table(3.0, 3.0).splitlines()
-        assert lines[8] == "0.350000 \t 1.552688 \t 0.235169 \t 0.226975"
-        assert lines[18] == "0.850000 \t 0.487687 \t 0.973388 \t 0.039426"
 
 
 class TestScipy:

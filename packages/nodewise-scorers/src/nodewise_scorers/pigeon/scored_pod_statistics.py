@@ -36,11 +36,6 @@ class DemandStatistics(NamedTuple):
     covariance: Floats
     """(R, R)"""
 
-    @property
-    def second_moments(self) -> Floats:
-        """(R, R): the means of the products, as the older system stores them."""
-        return self.covariance + np.outer(self.mean, self.mean)
-
 
 NO_DEMAND: Final = DemandStatistics(0, np.zeros(len(NAMES)), np.zeros((len(NAMES), len(NAMES))))
 

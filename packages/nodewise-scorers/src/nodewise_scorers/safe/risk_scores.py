@@ -64,11 +64,6 @@ def is_valid(alpha: ArrayLike, beta: ArrayLike) -> NDArray[np.bool_]:
     return (np.asarray(alpha, np.float64) > 0) & (np.asarray(beta, np.float64) > 0)
 
 
-def beta_function(alpha: ArrayLike, beta: ArrayLike) -> Floats:
-    """The complete beta function B(alpha, beta)."""
-    return _nan_for_invalid_shapes(import_scipy_special().beta(alpha, beta), alpha, beta)
-
-
 def cdf(x: ArrayLike, alpha: ArrayLike, beta: ArrayLike) -> Floats:
     """The probability of a value of at most `x`: the regularised incomplete beta function."""
     return _nan_for_invalid_shapes(
@@ -123,22 +118,6 @@ def variance(alpha: ArrayLike, beta: ArrayLike) -> Floats:
         return alpha / total * (beta / total) / (total + 1)
 
 
-def match_moments(first: ArrayLike, second: ArrayLike) -> BetaShapes:
-    """The distribution with these first two moments; NaN where there is none.
-
-    The variance is a difference of the two and loses digits; `fit` is exact for a mean and a deviation.
-    """
-    first, second = _as_floats(first, second)
-    spread = second - first * first
-    widest = first * (1 - first)
-    with np.errstate(all="ignore"):
-        weight = np.maximum(widest / spread - 1, np.finfo(np.float64).smallest_subnormal)
-    exists = (first >= 0) & (first <= 1) & (spread >= 0) & (spread < widest)
-    return BetaShapes(
-        np.where(exists, first * weight, np.nan), np.where(exists, (1 - first) * weight, np.nan)
-    )
-
-
 def fit(mean: ArrayLike, deviation: ArrayLike) -> BetaShapes:
     """The distribution with this mean and deviation; the deviation is capped (`SPREAD`).
 
@@ -169,28 +148,12 @@ def risk(mean: ArrayLike, deviation: ArrayLike, threshold: float) -> Floats:
     return risks
 
 
-def format_distribution(alpha: float, beta: float) -> str:
-    """Format the distribution as one line of text."""
-    first, second, third = (float(moment) for moment in moments(alpha, beta))
-    named = {"alpha": alpha, "beta": beta, "mean": first, "var": float(variance(alpha, beta))}
-    named |= {"m1": first, "m2": second, "m3": third}
-    return "BetaDistribution: " + "".join(f"{name} = {value:f}; " for name, value in named.items()) + "\n"
-
-
 def distribution_table(alpha: ArrayLike, beta: ArrayLike) -> dict[str, list[float]]:
     """Density, cumulative probability and mean residual life at steps of 0.05 from 0 to 1."""
     x = np.arange(21) / 20
     functions = {"pdf": pdf, "cdf": cdf, "residual": mean_residual_life}
     columns = {name: function(x, alpha, beta).tolist() for name, function in functions.items()}
     return {"x": x.tolist(), **columns}
-
-
-def format_distribution_table(alpha: float, beta: float) -> str:
-    """Format a header and 21 lines: x, the density, the distribution function and the mean residual life."""
-    x = np.linspace(0, 1, 21)  # the steps of `distribution_table` differ in the last bit
-    rows = np.transpose([x, pdf(x, alpha, beta), cdf(x, alpha, beta), mean_residual_life(x, alpha, beta)])
-    lines = ["x \t pdf(x) \t PDF(x) \t m(x)", *(" \t ".join(f"{value:f}" for value in row) for row in rows)]
-    return "\n".join(lines) + "\n"
 
 
 @cache
