@@ -120,9 +120,9 @@ def test_a_server_with_only_a_beta_version_is_read(version: str, reader: User, s
     slices = asyncio.run(
         read(RESOURCE_SLICES, resource_slices.ResourceSliceObject, resource_slices.parse_resource_slice)
     )
-    one, two = (item.devices for item in sorted(slices.values(), key=lambda item: item.pool))
-    assert (len(one), len(two)) == (2, 4)
-    assert f"{DRIVER}/uuid" in one[0].attributes
+    first, second = (item.devices for item in sorted(slices.values(), key=lambda item: item.pool))
+    assert (len(first), len(second)) == (2, 4)
+    assert f"{DRIVER}/uuid" in first[0].attributes
     claims = asyncio.run(
         read(RESOURCE_CLAIMS, resource_claims.ResourceClaimObject, resource_claims.parse_resource_claim)
     )
