@@ -6,8 +6,8 @@ it is written as a generator that yields between its parts, or as a loop over `i
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Generator, Iterable
-from typing import Final, TypeVar
+from collections.abc import AsyncIterator, Coroutine, Generator, Iterable
+from typing import Any, Final, TypeVar
 
 T = TypeVar("T")
 
@@ -37,6 +37,22 @@ async def iterate_with_pauses(items: Iterable[T]) -> AsyncIterator[T]:
     for item in items:
         await pacer.pause()
         yield item
+
+
+def run_event_loop(work: Coroutine[Any, Any, T]) -> T:
+    """The result of a coroutine in an event loop of its own, for commands that read a cluster.
+
+    `asyncio.run` formats the result as text and drops the text, which takes seconds for many objects: it restores the
+    handler of SIGINT by `signal.signal`, where an enum rejects the old handler, a partial that refers to the task, with
+    a message (CPython 3.11 to 3.14, `signal._int_to_enum`).
+    """
+    results: list[T] = []
+
+    async def keep_result() -> None:
+        results.append(await work)
+
+    asyncio.run(keep_result())
+    return results[0]
 
 
 async def run(work: Generator[None, None, T], slice_s: float = SLICE_S) -> T:

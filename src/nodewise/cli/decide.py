@@ -436,7 +436,7 @@ def command(command_line: CommandLine) -> None:
     _select_inputs(command_line)
     if own.watch:
         asyncio.run(_watch_cluster(command_line))
-    inputs = asyncio.run(_read_inputs(command_line))
+    inputs = cooperative_scheduling.run_event_loop(_read_inputs(command_line))
     if not _print_decisions(inputs, own):
         click.get_current_context().exit(terminal_output.NO)
 

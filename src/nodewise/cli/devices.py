@@ -139,7 +139,9 @@ def command(command_line: CommandLine) -> None:
         objects = (
             _read_files(own.objects_from)
             if own.objects_from
-            else asyncio.run(_read_cluster(command_line.settings(ClusterOptions), own.node))
+            else cooperative_scheduling.run_event_loop(
+                _read_cluster(command_line.settings(ClusterOptions), own.node)
+            )
         )
         listed = _list_devices(own, objects)
         if not objects[RESOURCE_SLICES] and not own.node and own.output != "json":

@@ -10,7 +10,7 @@ import msgspec
 
 from nodewise.agent import ObjectKey, Watched
 from nodewise.agents.telemetry import KIND
-from nodewise.base import clock
+from nodewise.base import clock, cooperative_scheduling
 from nodewise.base.errors import NodewiseError, Refused
 from nodewise.base.option import Argument, Option
 from nodewise.cli import decide_inputs, terminal_output
@@ -104,7 +104,7 @@ def command(command_line: CommandLine) -> None:
     """
     logs.configure("error", "messages")
     own = command_line.settings(MetricsOptions)
-    listed = asyncio.run(_list_metrics(command_line))
+    listed = cooperative_scheduling.run_event_loop(_list_metrics(command_line))
     if own.output == "json":
         rows = [row._asdict() for row in listed.rows]
         document = {"metrics": rows, "inputs": listed.inputs, "similar": listed.similar}

@@ -1,6 +1,5 @@
 """`nodewise policy diff`: what changes for nodes and pods if policies replace others."""
 
-import asyncio
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from typing import Annotated, Any, Final, Literal, NamedTuple
@@ -10,6 +9,7 @@ import msgspec
 
 from nodewise.agent import NodeIndex
 from nodewise.agents.telemetry import KIND
+from nodewise.base import cooperative_scheduling
 from nodewise.base.clock import format_duration, format_rfc3339
 from nodewise.base.errors import BadInput, BadSettings, Problem
 from nodewise.base.option import Argument, Option
@@ -140,7 +140,7 @@ def command(command_line: CommandLine) -> None:
         )
     if own.since_s and not 1 <= own.step_s <= own.since_s:
         raise BadSettings("settings", [Problem("--step", f"{own.step_s:g}s", "1s to the time of --since")])
-    comparison = asyncio.run(_compare(own, command_line))
+    comparison = cooperative_scheduling.run_event_loop(_compare(own, command_line))
     if comparison.missing:
         terminal_output.print_message(
             f"Warning: {comparison.missing}; rules with these metrics are not compared"

@@ -1,6 +1,5 @@
 """`nodewise policy new`: prints a placement policy with a threshold that fits the current values of a metric."""
 
-import asyncio
 import sys
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -11,7 +10,7 @@ from typing import Annotated, Any, Final, Literal
 import click
 import msgspec
 
-from nodewise.base import quantity, safe_yaml_loader
+from nodewise.base import cooperative_scheduling, quantity, safe_yaml_loader
 from nodewise.base.errors import BadInput, BadSettings, NodewiseError, Problem, shown, visible
 from nodewise.base.option import Argument, Option
 from nodewise.cli import decide_inputs, terminal_output
@@ -163,7 +162,7 @@ def _new_policy(
             keep_for_s=own.keep_for_s,
         )
         rules = policy_library.change_rule(preset.new_rules(), changes)
-        values = asyncio.run(_read_values_of_preset(rules, own, command_line))
+        values = cooperative_scheduling.run_event_loop(_read_values_of_preset(rules, own, command_line))
         rules = tuple(map(_with_warning, rules, values)) if _has_sources(own, command_line) else rules
         # only a cluster policy has queries
         is_cluster_wide = own.cluster_wide or any(rule.request.query for rule in rules)
@@ -172,7 +171,7 @@ def _new_policy(
     else:
         name = own.metric or _ask_or_fail("Metric", "--metric", "the name of a metric of nodes")
         request = MetricRequest(name, aggregate=own.aggregate or "")
-        current = asyncio.run(_read_values(request, own, command_line))
+        current = cooperative_scheduling.run_event_loop(_read_values(request, own, command_line))
         is_cluster_wide = own.cluster_wide
         labels = _selector(own, command_line, is_cluster_wide=is_cluster_wide)
         rules, values = (_ask_rule(request, own, current),), [current]
@@ -251,7 +250,7 @@ def _selector(own: NewPolicyOptions, command_line: CommandLine, *, is_cluster_wi
         return {}
     pod_labels = Counter[str]()
     if not is_cluster_wide or own.namespace:
-        pod_labels = asyncio.run(_count_pod_labels(own, command_line))
+        pod_labels = cooperative_scheduling.run_event_loop(_count_pod_labels(own, command_line))
     frequent = pod_labels.most_common(_MOST_SUGGESTIONS)
     if frequent:
         listed = ", ".join(f"{label} ({count})" for label, count in frequent)

@@ -1,6 +1,5 @@
 """`nodewise policy recording-rules`: rules with which Prometheus records the metrics of policies by node."""
 
-import asyncio
 from collections.abc import Collection, Mapping, Sequence
 from typing import Annotated, Any, Final, Literal, NamedTuple
 
@@ -9,6 +8,7 @@ import msgspec
 
 from nodewise.agent import ObjectKey
 from nodewise.agents.telemetry import KIND
+from nodewise.base import cooperative_scheduling
 from nodewise.base.errors import BadInput, BadSettings, Problem, Unavailable, shown
 from nodewise.base.option import Argument, Option
 from nodewise.cli import terminal_output
@@ -131,7 +131,7 @@ def command(command_line: CommandLine) -> None:
         expected = "either files with policies, or --cluster"
         raise BadSettings("settings", [Problem("FILE", actual, expected)])
     labels = _parse_labels(own.label)
-    recorder, policies, not_evaluated = asyncio.run(_record(own, command_line))
+    recorder, policies, not_evaluated = cooperative_scheduling.run_event_loop(_record(own, command_line))
     if own.output == "policies":
         documents = policies
     else:

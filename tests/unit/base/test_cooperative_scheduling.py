@@ -60,3 +60,14 @@ def test_immediate_items_are_processed_in_slices() -> None:
     text = "".join(seen)
     assert all(len(taken) <= 1 for taken in text.split("|"))
     assert text.replace("|", "") == "abc"
+
+
+def test_the_result_of_an_event_loop_is_not_formatted_as_text() -> None:
+    class Formatted:
+        def __repr__(self) -> str:
+            raise AssertionError("formatted")
+
+    async def read() -> list[Formatted]:
+        return [Formatted()]
+
+    assert len(cooperative_scheduling.run_event_loop(read())) == 1

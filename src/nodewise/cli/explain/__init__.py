@@ -1,13 +1,12 @@
 """`nodewise explain`: explains the placement of a pod by the decisions or the evaluation of replicas."""
 
-import asyncio
 from collections.abc import Sequence
 from typing import Annotated, Final, Literal, NamedTuple
 
 import click
 import msgspec
 
-from nodewise.base import clock
+from nodewise.base import clock, cooperative_scheduling
 from nodewise.base.errors import BadSettings, NodewiseError, Problem, Refused, Unavailable
 from nodewise.base.option import Argument, Option
 from nodewise.cli import terminal_output
@@ -128,7 +127,7 @@ def command(command_line: CommandLine) -> None:
         if own.watch and own.output != "json":
             terminal_output.print_line("")
 
-    pod_explanation = asyncio.run(_explain(request, show if own.watch else None))
+    pod_explanation = cooperative_scheduling.run_event_loop(_explain(request, show if own.watch else None))
     show(pod_explanation)
     visible = pod_explanation.visible
     is_explained = (

@@ -1,6 +1,5 @@
 """`nodewise policy backtest`: evaluates policies over the history that Prometheus has."""
 
-import asyncio
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Annotated, Literal
@@ -9,7 +8,7 @@ import click
 import msgspec
 
 from nodewise.agents.telemetry import KIND
-from nodewise.base import clock
+from nodewise.base import clock, cooperative_scheduling
 from nodewise.base.errors import BadSettings, Problem, shown
 from nodewise.base.option import Argument, Option
 from nodewise.cli import decide_inputs
@@ -91,7 +90,7 @@ def command(command_line: CommandLine) -> None:
         from nodewise.cli.plots import check_matplotlib_installed
 
         check_matplotlib_installed("--html")
-    report = asyncio.run(_backtest(own, command_line))
+    report = cooperative_scheduling.run_event_loop(_backtest(own, command_line))
     if own.output == "json":
         click.echo(msgspec.json.encode(reports.to_document(report)))
     else:

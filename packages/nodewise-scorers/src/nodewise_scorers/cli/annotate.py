@@ -14,6 +14,7 @@ from typing import Annotated, Any, Final, Literal, NamedTuple
 import click
 import msgspec
 
+from nodewise.base import cooperative_scheduling
 from nodewise.base.clock import SystemClock
 from nodewise.base.errors import BadSettings, Problem
 from nodewise.base.option import Option, SettingsByGroup
@@ -177,7 +178,7 @@ def command(command_line: CommandLine) -> None:
     else:
         logs.configure(own.log_level, own.log_format)
     if is_single:
-        result = asyncio.run(annotate_once(settings, kube, dry=run_options.dry_run))
+        result = cooperative_scheduling.run_event_loop(annotate_once(settings, kube, dry=run_options.dry_run))
         click.get_current_context().exit(_print_result(result, run_options.output))
     asyncio.run(annotate_until_signal(settings, kube))
 
