@@ -31,6 +31,7 @@ def wait(
     what: str, see: Callable[[], Seen | None], deadline_s: float = PATIENCE_S, show: Callable[[], Any] = str
 ) -> Seen:
     """Calls `see` until it returns a value other than None, and returns it. After the deadline, fails with `show()`."""
+    __tracebackhide__ = True  # a report of CI is cut, and the message is worth more than these lines
     end = time.monotonic() + deadline_s
     pause_s = SHORTEST_PAUSE_S
     while (seen := see()) is None:

@@ -73,15 +73,16 @@ class Operator(NamedTuple):
         done = read_only_commands.run(*arguments, f"--kubeconfig={self.plane.admin.kubeconfig}")
         return _on_one_line(done.stdout + done.stderr)
 
+    def wait_described(self, what: str, *texts: str) -> None:
+        """Waits until `kubectl describe` shows all of these texts."""
+        wait(what, lambda: all(map(self.describe().__contains__, texts)) or None, show=self.describe)
+
     def until_shown(self, reason: str, *texts: str) -> None:
         """Waits until the policy's condition has this reason, and checks that each of the places where an operator
         looks has the texts.
         """
-        wait(
-            f"the condition has {reason}",
-            lambda: f"Reason: {reason} Status: False Type: MetricsAvailable" in self.describe() or None,
-            show=self.describe,
-        )
+        condition = f"Reason: {reason} Status: False Type: MetricsAvailable"
+        self.wait_described(f"the condition has {reason}", condition)
         explained = ("explain", self.pod)
         for show in (self.describe, lambda: self.nodewise(*explained), lambda: self.nodewise("doctor")):
             wait(
@@ -180,10 +181,21 @@ def test_the_first_hour(
 
             # Prometheus is down: the last verdicts hold, and the status says why
             with monitoring.without_prometheus():
-                wait("the policy is suspended", lambda: "Reason: LostNodes" in operator.describe() or None)
-                assert "Prometheus is unreachable: connection refused" in operator.describe()
+                cause = "Prometheus is unreachable: connection refused"
+                operator.wait_described("the policy is suspended", "Reason: LostNodes", cause)
                 assert operator.column("NODES REJECTED") == "1"
-            wait("the policy recovers", lambda: "Reason: LostNodes" not in operator.describe() or None)
+            wait(
+                "the policy recovers",
+                lambda: "Reason: LostNodes" not in operator.describe() or None,
+                show=operator.describe,
+            )
+            # Prometheus marks the end only of series that it has scraped since its start
+            fresh = f"count(count_over_time({METRIC}[5s]))"
+            wait(
+                "all nodes are scraped again",
+                lambda: monitoring.prometheus.ask(f"{fresh} == {len(NODES)}") or None,
+                show=monitoring.prometheus.targets,
+            )
 
             # the exporters stop: the name of the metric is not called wrong
             monitoring.forget(*NODES)

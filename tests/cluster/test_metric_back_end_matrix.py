@@ -208,7 +208,7 @@ def test_recording_rule_is_read_by_name(metric_back_end: MetricBackEnd) -> None:
     assert values(fetch(server.url, "node:fan:min")) == {"a": 7.0}
 
 
-@pytest.mark.parametrize("age_s", [1200.0, 20000.0])
+@pytest.mark.parametrize("age_s", [120.0, 1200.0, 20000.0])
 def test_end_of_a_series_and_parse_errors_are_known(metric_back_end: MetricBackEnd, age_s: float) -> None:
     now = time.time()
     ages_and_values = [(age_s + 30.0 * before, 1.0) for before in range(200, -1, -1)]

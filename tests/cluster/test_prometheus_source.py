@@ -154,6 +154,9 @@ def test_the_end_of_a_series_is_found(
     lines += [
         f'current{{node="hot"}} 1 {now - 20:.3f}',
         f'ended_long_ago{{node="hot"}} 1 {now - 20 * 86400:.3f}',
+        # Prometheus returns both, because their last samples are less than five minutes old
+        *(f'ended_lately{{node="hot"}} 1 {now - 15 * number:.3f}' for number in range(60, 5, -1)),
+        *(f'scraped_rarely{{node="hot"}} 1 {now - 120 * number + 30:.3f}' for number in range(9, 0, -1)),
     ]
     server = prometheus_process.PrometheusProcess(prometheus_programs, tmp_path / "held", {})
     server.hold_samples(sorted(lines, key=lambda line: line.partition(" ")[0]))
@@ -164,6 +167,7 @@ def test_the_end_of_a_series_is_found(
         client = source(server.url)
         try:
             names = [*(f"ended_{name}" for name in AGES_S), "current", "ended_long_ago", "neverr"]
+            names += ["ended_lately", "scraped_rarely"]
             measured = {name: await client.series_end(MetricRequest(name)) for name in names}
             for query in ('ended_hours{node="warm"}', "ended_hours > 0"):
                 measured[query] = await client.series_end(MetricRequest("query", query))
@@ -179,6 +183,8 @@ def test_the_end_of_a_series_is_found(
             "current": math.inf,
             "ended_long_ago": None,
             "neverr": None,
+            "ended_lately": 90.0,
+            "scraped_rarely": math.inf,
             'ended_hours{node="warm"}': AGES_S["hours"] + 60,
             "ended_hours > 0": None,
         }

@@ -13,6 +13,7 @@ requested once, and as many missing metrics are looked up as a namespace, and al
 """
 
 import asyncio
+import contextlib
 import heapq
 import math
 from collections import Counter
@@ -41,6 +42,8 @@ from nodewise.observe.metrics_registry import MetricsRegistry
 
 NAMES_S: Final = 60.0
 """The time for which the names of a source are kept."""
+RETRY_S: Final = 5.0
+"""The pause after a first failure of a source to say what it has; it doubles up to `NAMES_S`."""
 OUTDATED_S: Final = 20.0
 """The time for which the values of existing series count as outdated; soon after, they may have ended."""
 RECHECK_S: Final = 600.0
@@ -65,8 +68,24 @@ class _Names:
 
     def __init__(self) -> None:
         self.lock = asyncio.Lock()
-        self.requested_s = float("-inf")
+        self.due_s = float("-inf")
+        self.pause_s = 0.0
+        """After the last failure; 0 after a success."""
         self.names: Sequence[str] = ()
+
+
+class _KnownCause(NamedTuple):
+    """The cause for a metric without values."""
+
+    cause: Cause
+    due_s: float
+    """When the source is asked again, on the monotonic clock."""
+    pause_s: float
+    """After the last failure of the source; 0 if it told what it has."""
+
+
+def _next_pause_s(pause_s: float) -> float:
+    return min(2 * pause_s or RETRY_S, NAMES_S)
 
 
 class MetricNameSuggestions:
@@ -79,8 +98,8 @@ class MetricNameSuggestions:
         """Of metrics that nodewise computes, which are suggested beside those of any source."""
         self._names: dict[str, _Names] = {}
         """By name of the source."""
-        self._causes: dict[str, tuple[Cause, float]] = {}
-        """By `MetricRequest.key`: the cause, and when the source is asked again, on the monotonic clock."""
+        self._causes: dict[str, _KnownCause] = {}
+        """By `MetricRequest.key`."""
         self._compared: Counter[str] = Counter()
         """By namespace, the number of misspelt names that were compared since `_since_s`."""
         self._since_s = float("-inf")
@@ -89,22 +108,28 @@ class MetricNameSuggestions:
         """The cause, with the end of the metric's series or else the most similar name that the source has."""
         if cause.reason not in ("MetricUnknown", "NoSeries") or not isinstance(source, MetricCatalog):
             return cause
-        known, due_s = self._causes.get(request.key, (cause, float("-inf")))
-        if self._clock.monotonic() < due_s or not self._has_budget(request.namespaces or frozenset([AGENTS])):
-            return known
-        kept_s = NAMES_S
+        known = self._causes.get(request.key, _KnownCause(cause, float("-inf"), 0.0))
+        if self._clock.monotonic() < known.due_s or not self._has_budget(
+            request.namespaces or frozenset([AGENTS])
+        ):
+            return known.cause
+        kept_s, pause_s = 0.0, 0.0
         try:
             async with asyncio.timeout(self._timeout_s):
-                known, kept_s = await self._find_cause(cause, request, source)
+                cause, kept_s = await self._find_cause(cause, request, source)
         except (NodewiseError, TimeoutError):
-            pass  # it is asked again after `NAMES_S`
-        self._causes[request.key] = known, self._clock.monotonic() + kept_s
-        return known
+            cause = known.cause
+        if not kept_s:
+            kept_s = pause_s = _next_pause_s(known.pause_s)
+        self._causes[request.key] = _KnownCause(cause, self._clock.monotonic() + kept_s, pause_s)
+        return cause
 
     async def _find_cause(
         self, cause: Cause, request: MetricRequest, source: MetricsSource
     ) -> tuple[Cause, float]:
-        """The cause with what the source knows, and how long it is kept. Errors are those of the source."""
+        """The cause with what the source knows, and how long it is kept; 0 if the names of the source are not known.
+        Errors are those of the source.
+        """
         has_series = source if isinstance(source, SeriesCatalog) else None
         ended_at = await has_series.series_end(request) if has_series else None
         if ended_at == math.inf:
@@ -116,7 +141,7 @@ class MetricNameSuggestions:
             return cause, RECHECK_S
         names = await self._names_of(source)
         suggested = await self._suggest_similar(cause, request.metric, names, has_series)
-        return suggested, RECHECK_S if names or suggested != cause else NAMES_S
+        return suggested, RECHECK_S if names or suggested != cause else 0.0
 
     async def _suggest_similar(
         self, cause: Cause, metric: str, names: Sequence[str], has_series: SeriesCatalog | None
@@ -152,13 +177,15 @@ class MetricNameSuggestions:
         assert isinstance(source, MetricCatalog)
         known = self._names.setdefault(source.name, _Names())
         async with known.lock:
-            if self._clock.monotonic() - known.requested_s >= NAMES_S:
-                known.requested_s = self._clock.monotonic()
-                try:
+            if self._clock.monotonic() >= known.due_s:
+                # also if the caller's timeout cancels it
+                known.pause_s = _next_pause_s(known.pause_s)
+                known.due_s = self._clock.monotonic() + known.pause_s
+                known.names = ()
+                with contextlib.suppress(NodewiseError, TimeoutError):
                     async with asyncio.timeout(self._timeout_s):
                         known.names = (await source.metric_names())[:MAX_NAMES]
-                except (NodewiseError, TimeoutError):
-                    known.names = ()
+                    known.due_s, known.pause_s = self._clock.monotonic() + NAMES_S, 0.0
         return known.names
 
 

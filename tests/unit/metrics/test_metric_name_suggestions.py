@@ -19,6 +19,7 @@ from nodewise.metrics.source_selection import (
     MAX_OF_NAMESPACE,
     NAMES_S,
     RECHECK_S,
+    RETRY_S,
     MetricNameSuggestions,
 )
 
@@ -168,6 +169,37 @@ def test_a_series_that_exists_without_a_fresh_value_is_outdated_until_it_ends() 
     asyncio.run(run())
 
 
+def test_a_failed_question_about_a_metric_is_repeated_soon_and_then_less_often() -> None:
+    """A source that was too slow once, for example at its start, delays the cause by a few periods, not by a minute."""
+
+    async def run() -> None:
+        clock = ManualClock(0.0)
+        catalog = CatalogOfSeries(NAMES, Unavailable("down"), {"node_rack_temp": 1795221827.0})
+        suggestions = MetricNameSuggestions(clock, 1.0)
+        questions = 0
+
+        async def series_end(_: MetricRequest) -> float | None:
+            nonlocal questions
+            questions += 1
+            raise Unavailable("no response")
+
+        async def text() -> str:
+            return str(await suggestions.suggest(UNKNOWN, MetricRequest("node_rack_temp"), catalog))
+
+        answering, catalog.series_end = catalog.series_end, series_end  # type: ignore[method-assign]
+        for _ in range(300):
+            assert await text() == str(UNKNOWN)
+            clock.advance(1.0)
+        assert 6 <= questions <= 10
+        suggestions.forget(frozenset([MetricRequest("node_rack_temp").key]))
+        assert await text() == str(UNKNOWN)
+        catalog.series_end = answering  # type: ignore[method-assign]
+        clock.advance(RETRY_S)
+        assert await text() == ENDED
+
+    asyncio.run(run())
+
+
 def test_a_query_that_is_a_selector_says_when_its_series_ended() -> None:
     async def run() -> None:
         catalog = CatalogOfSeries([], [], {"query": 1795221827.0})
@@ -200,7 +232,7 @@ def test_names_are_requested_again_after_a_while_and_a_suggestion_stays() -> Non
         assert await remedy("node_laod1") == "correct the name"
         catalog.answer = NAMES
         assert await remedy("node_laod1") == "correct the name", "not requested again at once"
-        clock.advance(NAMES_S)
+        clock.advance(RETRY_S)
         assert await remedy("node_laod1") == 'correct the name; it has "node_load1"'
         catalog.answer = ("node_load",)
         clock.advance(NAMES_S)

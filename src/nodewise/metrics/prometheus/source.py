@@ -92,6 +92,11 @@ NAME: Final = source_table.PROMETHEUS
 _NAMES_RANGE_S: Final = 300.0
 _MOST_EXAMINED: Final = 20
 """Series whose labels a message considers."""
+_DISTANCE_RANGE_S: Final = 600.0
+"""The time in which samples are counted for their usual distance."""
+_MISSED_SAMPLES: Final = 3
+"""A series that lacks so many samples at their usual distance has ended."""
+_SHORTEST_GAP_S: Final = 15.0
 _END_RANGES: Final = ((3600.0, 15.0), (14 * 86400.0, 3600.0))
 """Ranges and steps of the queries for the end of a series. At most 336 steps are evaluated, with 1.7 million values of
 5,000 nodes."""
@@ -242,7 +247,13 @@ class PrometheusSource:
         selector = instant_query(request)
         if not is_selector(selector):
             return None
-        if await self._number(f"count({selector})"):
+        # Prometheus returns a series for five minutes after its last sample, unless a scrape of the same process failed
+        gap_s = (
+            f"{_MISSED_SAMPLES * _DISTANCE_RANGE_S:g} / count_over_time({selector}[{_DISTANCE_RANGE_S:g}s])"
+        )
+        expected_by = f"max(timestamp({selector}) + clamp_min({gap_s}, {_SHORTEST_GAP_S:g}))"
+        left_s = await self._number(f"{expected_by} - time()")
+        if left_s is not None and left_s > 0:
             return math.inf
         recent, coarse = (
             f"max(max_over_time(timestamp({selector})[{promql_duration(span_s)}:{promql_duration(step_s)}]))"
