@@ -11,7 +11,7 @@ import pytest
 from nodewise import agents
 from nodewise.agent import Snapshot
 from nodewise.base.clock import ManualClock
-from nodewise.base.errors import BadInput, NodewiseError, Refused, Unavailable
+from nodewise.base.errors import BadInput, Conflict, NodewiseError, Refused, Unavailable
 from nodewise.engine import object_feed
 from nodewise.kube.api_server_interface import NONE, Params, Patch
 from nodewise.kube.resource_kinds import NODES, Resource
@@ -361,6 +361,7 @@ async def test_a_refusal_of_all_labels_is_an_error() -> None:
     [
         pytest.param(DOWN, 0.0, id="no answer: with the next step"),
         pytest.param(Refused("no rights yet"), 61.0, id="refused: in a minute"),
+        pytest.param(Conflict("another uid"), 2.0, id="deleted and created again: in two seconds"),
     ],
 )
 async def test_a_status_that_could_not_be_written_is_written_later(
@@ -380,6 +381,24 @@ async def test_a_status_that_could_not_be_written_is_written_later(
     await writer.step(agent_state, {})
     [written] = fixture.api.objects(TASPOLICIES).values()
     assert {condition["type"] for condition in written["status"]["conditions"]} == {"Valid", "MetricsFetched"}
+
+
+async def test_a_status_that_another_client_removed_is_written_again_within_a_minute() -> None:
+    fixture = ApiServerFixture()
+    writer = StatusWriter(fixture.handle)
+    policy = policy_object(fixture, "pol", 1)
+    agent_state = {tas_key(namespace="ns"): PolicyState(policies.parse_policy(policy), None, ())}
+    fixture.policies.replace([policy])
+    writes = []
+    for is_removed in (False, False, True, False):
+        if is_removed:
+            fixture.api.objects(TASPOLICIES)["ns", "pol"]["status"] = {}
+        fixture.policies.replace([policy_object(fixture, "pol", 1)])
+        fixture.clock.advance(61.0)
+        before = fixture.api.patched
+        await writer.step(agent_state, {})
+        writes.append(fixture.api.patched - before)
+    assert writes == [1, 0, 1, 0]
 
 
 async def test_policies_that_change_all_the_time_hold_up_neither_labels_nor_the_status_of_others() -> None:

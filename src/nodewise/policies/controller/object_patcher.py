@@ -4,7 +4,7 @@ from collections.abc import Awaitable, Callable, Collection, Iterable, Iterator
 from typing import Final, Generic, NamedTuple, TypeVar
 
 from nodewise.agent.controller_interface import Handle
-from nodewise.base.errors import NodewiseError, Unavailable
+from nodewise.base.errors import Conflict, NodewiseError, Unavailable
 from nodewise.kube.api_server_interface import run_api_calls
 from nodewise.policies.placement_policy import PolicyKey, PolicyKind
 from nodewise.policies.policy_objects import RESOURCES, PolicyObject
@@ -37,7 +37,7 @@ class ObjectPatcher(Generic[K, F]):
     """Runs the writes of a step, and remembers what was written and what failed.
 
     An error for which `is_isolated` is true does not affect other objects. Its object is tried again after `pause_s`,
-    or, after a timeout, after a pause that doubles. Other errors are raised.
+    or, after a timeout or a conflict, after a pause that doubles. Other errors are raised.
     """
 
     def __init__(
@@ -89,10 +89,13 @@ class ObjectPatcher(Generic[K, F]):
         except NodewiseError as error:
             if not self._is_isolated(error):
                 raise
-            pause_s = self._pause_s
+            first_s = longest_s = self._pause_s
             if isinstance(error, Unavailable) and error.timeout_s:
-                before_s = self.failures[key].pause_s if key in self.failures else 0.0
-                pause_s = min(2 * before_s, _LONGEST_PAUSE_S) if before_s else error.timeout_s
+                first_s, longest_s = error.timeout_s, _LONGEST_PAUSE_S
+            elif isinstance(error, Conflict):  # mostly the watch lags behind, for example after a recreation
+                first_s = min(STEP_S, longest_s)
+            before_s = self.failures[key].pause_s if key in self.failures else 0.0
+            pause_s = max(first_s, min(2 * before_s, longest_s))
             not_before_s = self._handle.clock.monotonic() + pause_s
             self.failures[key] = PatchFailure(failure_cause(error), not_before_s, pause_s)
             errors.append(error)

@@ -83,6 +83,8 @@ Until then every node would count as without a value."""
 _REFUSED_S: Final = 60.0
 """The time after which a status that was refused is tried again. While the API server starts, it may refuse what it
 grants later."""
+_CONFIRMED_S: Final = 60.0
+"""The time after which a status is written again if the watch does not show it."""
 
 
 class StatusWriter:
@@ -91,7 +93,12 @@ class StatusWriter:
     def __init__(self, handle: Handle) -> None:
         self._handle = handle
         self._patcher: StatusPatcher[Status] = StatusPatcher(
-            handle, FIELD_MANAGER, policy_status.status_of, (Conflict, Refused), pause_s=_REFUSED_S
+            handle,
+            FIELD_MANAGER,
+            policy_status.status_of,
+            (Conflict, Refused),
+            pause_s=_REFUSED_S,
+            confirmed_s=_CONFIRMED_S,
         )
         self._awaiting_since_s: Mapping[PolicyKey, float] = {}
         """The monotonic time since which a metric of the policy has had no response."""
