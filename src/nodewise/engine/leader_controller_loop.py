@@ -41,14 +41,19 @@ class LeaderLoop:
         self._clock = clock
         self._notified = asyncio.Event()
         self._on_applied = on_applied
+        self._period_s = float("inf")
+        self._leading: Hashable = False
+        """The tenure of the last steps."""
         self._steps = [_Steps(controller, clock, self._report_step) for controller in controllers]
 
     def notify(self) -> None:
         """There is a new snapshot, or the lead was won or lost."""
         self._notified.set()
 
-    def _report_step(self) -> None:
+    def _report_step(self, steps: "_Steps") -> None:
         self.notify()
+        if steps.is_long(self._period_s) and self._leading and self._tenure() == self._leading:
+            steps.start_if_due(self._snapshot(), self._period_s)  # it had no time to write everything
         applied = [steps.applied_at for steps in self._steps if steps.applied_at is not None]
         if len(applied) == len(self._steps):
             self._on_applied(min(applied))
@@ -58,29 +63,30 @@ class LeaderLoop:
 
         If this is cancelled or ends by a defect, the steps are cancelled too.
         """
-        before: Hashable = False
+        self._period_s = period_s
         try:
             while True:
                 self._notified.clear()
                 snapshot, tenure = self._snapshot(), self._tenure()
                 if tenure:
                     for steps in self._steps:
-                        if tenure != before:
+                        if tenure != self._leading:
                             steps.lead()
                         steps.start_if_due(snapshot, period_s)
-                before = tenure
+                self._leading = tenure
                 await self._clock.sleep(period_s / _STEPS_PER_PERIOD)
                 with suppress(TimeoutError):
                     async with asyncio.timeout(period_s):
                         await self._notified.wait()
         finally:
+            self._leading = False
             await asyncio.gather(*(steps.cancel() for steps in self._steps))
 
 
 class _Steps:
     """The steps of one controller, one at a time."""
 
-    def __init__(self, controller: Controller, clock: Clock, on_end: Callable[[], None]) -> None:
+    def __init__(self, controller: Controller, clock: Clock, on_end: "Callable[[_Steps], None]") -> None:
         self._controller = controller
         self._name = type(controller).__name__
         self._clock = clock
@@ -117,7 +123,11 @@ class _Steps:
         if snapshot.generation not in {0, self._done} and now_s >= self._not_before_s:
             self._done, self._began_s, self._is_slow = snapshot.generation, now_s, False
             self._task = asyncio.create_task(self._run_step_and_log_failure(snapshot))
-            self._task.add_done_callback(lambda _: self._on_end())
+            self._task.add_done_callback(lambda _: self._on_end(self))
+
+    def is_long(self, period_s: float) -> bool:
+        """Whether the last step began long enough ago for another one."""
+        return self._clock.monotonic() - self._began_s >= period_s / _STEPS_PER_PERIOD
 
     async def cancel(self) -> None:
         """Cancel the step that is under way and wait a moment for its end. A step that goes on blocks later ones."""

@@ -156,6 +156,22 @@ async def test_a_step_that_takes_several_periods_does_not_overlap_and_then_takes
     assert slow.generations == [1, 3, 6, 9]
 
 
+async def test_a_step_that_was_too_short_for_its_work_is_followed_at_once_by_the_next_one() -> None:
+    """The steps that write labels end after 2 s; a pause between them would delay thousands of labels."""
+    ended_s: list[float] = []
+
+    async def end() -> None:
+        await asyncio.sleep(0.2)  # after the second of a step
+        ended_s.append(asyncio.get_running_loop().time())
+
+    leader = LeaderProcess([Steps(lambda number: end())])
+    async with leader.running():
+        for _ in range(30):
+            await asyncio.sleep(0.15)
+            leader.publish()
+    assert [round(at, 2) for at in ended_s] == [1.2, 2.4, 3.6]
+
+
 async def test_a_failed_step_is_tried_again_with_the_same_view_after_a_period() -> None:
     once = Steps(failing(Refused("no"), until=1))
     leader = LeaderProcess([once])
