@@ -192,3 +192,20 @@ def test_clients_share_the_capacity_of_an_overloaded_server(capacity_qps: float,
     done = write_all_the_time(rates, server, 140.0, 240.0)
     assert sum(done) >= 0.3 * 240 * capacity_qps
     assert max(done) <= 2.5 * min(done), done
+
+
+def test_calls_that_wait_in_the_server_do_not_lead_to_more_calls_at_once() -> None:
+    rate, now_s = WriteRate(250.0, 1), 0.0
+    at_once = []
+    for latency_s in (0.004, 0.008, 0.02):
+        for _ in range(1000):
+            now_s += rate.take(now_s) or 0.0
+            rate.record_response(now_s, now_s + latency_s)
+        at_once.append(rate.concurrency)
+    assert at_once == [1, 1, 1]
+    rate.take(now_s + 60.0)
+    rate.record_response(now_s + 60.0, now_s + 60.02)
+    assert rate.concurrency == 1, "after an idle time, until the response time is known"
+    for number in range(20):
+        rate.record_response(now_s + 61.0 + number, now_s + 61.02 + number)
+    assert rate.concurrency == 5

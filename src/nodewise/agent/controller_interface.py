@@ -109,7 +109,7 @@ class Handle(NamedTuple):
     reservations: ReservationCleaner | None
     """None if no agent binds."""
     metadata_api: Api
-    """The same API server, for lists and watches that contain only the metadata of objects."""
+    """The same API server, for lists, watches and patches whose responses contain only the metadata of objects."""
     ownership: NodeOwnership | None = None
     """None if the leader writes to all nodes."""
 

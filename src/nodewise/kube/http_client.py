@@ -1,10 +1,12 @@
 """HTTP client of the API server: implements `api_server_interface.Api` with httpx2 and translates its exceptions."""
 
 import asyncio
+import copy
 import io
 import secrets
 import ssl
 from base64 import b64encode
+from collections import deque
 from collections.abc import AsyncGenerator, Callable, Iterator, Mapping
 from contextlib import asynccontextmanager, contextmanager
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
@@ -77,11 +79,47 @@ class ConnectionInfo(NamedTuple):
     hint: Callable[[], str] = str
     """Returns a known problem of the credentials; called when the server rejects them."""
     metadata_only: bool = False
-    """Whether lists and watches contain only the metadata of objects."""
+    """Whether lists, watches and responses to patches contain only the metadata of objects."""
 
 
 _DISCONNECTED: Final = "Server disconnected"
 """The beginning of the error of httpcore2 for a connection that ends before a response."""
+
+
+_LONG_CALL_S: Final = 0.1
+"""The longest time that a write waits for others: single objects, such as nodes whose webhook does not respond, must
+not delay those of all others."""
+
+
+class _CallsInFlight:
+    """Lets calls begin in their order while fewer than `most` others are in flight, or after `_LONG_CALL_S`."""
+
+    def __init__(self) -> None:
+        self._count = 0
+        self._waiting: deque[asyncio.Future[None]] = deque()
+
+    @asynccontextmanager
+    async def enter(self, most: Callable[[], int]) -> AsyncGenerator[None, None]:
+        turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        if self._count < most() and not self._waiting:
+            self._count += 1
+            turn.set_result(None)
+        else:
+            self._waiting.append(turn)
+        try:
+            await asyncio.wait([turn], timeout=_LONG_CALL_S)
+            if not turn.done():
+                self._waiting.remove(turn)
+                self._count += 1
+                turn.set_result(None)
+            yield
+        finally:
+            if not turn.done():
+                self._waiting.remove(turn)
+            elif self._waiting and self._count <= most():
+                self._waiting.popleft().set_result(None)  # which takes the place of this one
+            else:
+                self._count -= 1
 
 
 class HttpApi:
@@ -102,6 +140,7 @@ class HttpApi:
         self._clock = clock
         self._metrics_registry = metrics_registry
         self._on_response = on_response
+        self._writes_in_flight = _CallsInFlight()
         self._base_url = str(http.base_url).rstrip("/")
         self._headers = http.headers.multi_items()
         self.server = connection_info.server
@@ -140,6 +179,8 @@ class HttpApi:
         self, path: str, body: object, kind: Patch, params: Params = NONE, *, timeout_s: float = DEADLINE_S
     ) -> bytes:
         request = self._request("PATCH", path, params, body, _TYPES[kind])
+        if self._connection_info.metadata_only:
+            request.headers["Accept"] = _METADATA.format("")
         return await self._send_rate_limited_write("patch", request, timeout_s)
 
     async def delete(
@@ -229,9 +270,10 @@ class HttpApi:
         )
 
     def with_metadata_only(self) -> "HttpApi":
-        """A client with the same connections, for lists and watches of which only the metadata of objects is used."""
-        info = self._connection_info._replace(metadata_only=True)
-        return HttpApi(self._http, info, self._bucket, self._clock, self._metrics_registry)
+        """A client with the same connections, for calls of whose responses only the metadata of objects is used."""
+        api = copy.copy(self)
+        api._connection_info = self._connection_info._replace(metadata_only=True)  # noqa: SLF001 - of our class
+        return api
 
     async def close(self) -> None:
         """Close all connections; open watches end."""
@@ -246,11 +288,11 @@ class HttpApi:
         content = body if isinstance(body, bytes) else msgspec.json.encode(body)
         headers = [*self._headers, ("Content-Type", content_type)] if content else self._headers
         try:
-            # `build_request` of the client would parse the URL three times
+            # `build_request` of the client would parse the URL three times, and `params` twice
+            query = f"?{httpx2.QueryParams(dict(params))}" if params else ""
             return httpx2.Request(
                 method,
-                httpx2.URL(self._base_url + path),
-                params=dict(params) or None,
+                httpx2.URL(self._base_url + path + query),
                 headers=headers,
                 content=content or None,
                 extensions=dict(self._connection_info.extensions),
@@ -261,18 +303,24 @@ class HttpApi:
 
     async def _send_rate_limited_write(self, verb: str, request: httpx2.Request, timeout_s: float) -> bytes:
         """Send a write when the client-side rate limit allows it. `Unavailable` if that exceeds the timeout."""
-        write_rate = self._bucket if isinstance(self._bucket, WriteRate) else None
-        left_s = await self._wait_for_rate_limit(verb, request, timeout_s)
-        while write_rate is not None and left_s < timeout_s and write_rate.is_paused(self._clock.monotonic()):
-            left_s = await self._wait_for_rate_limit(verb, request, left_s)
-        sent_s, failure = self._clock.monotonic(), None
-        try:
-            return await self._send_request(verb, request, left_s)
-        except Unavailable as error:
-            failure = error
-            raise
-        finally:
-            if write_rate is not None:
+        write_rate = self._bucket
+        if not isinstance(write_rate, WriteRate):
+            return await self._send_request(
+                verb, request, await self._wait_for_rate_limit(verb, request, timeout_s)
+            )
+        began_s = self._clock.monotonic()
+        async with self._writes_in_flight.enter(lambda: write_rate.concurrency):
+            waited_s = self._clock.monotonic() - began_s
+            left_s = await self._wait_for_rate_limit(verb, request, timeout_s - waited_s)
+            while left_s < timeout_s - waited_s and write_rate.is_paused(self._clock.monotonic()):
+                left_s = await self._wait_for_rate_limit(verb, request, left_s)
+            sent_s, failure = self._clock.monotonic(), None
+            try:
+                return await self._send_request(verb, request, left_s)
+            except Unavailable as error:
+                failure = error
+                raise
+            finally:
                 now_s = self._clock.monotonic()
                 if failure is None or failure.http_status != httpx2.codes.TOO_MANY_REQUESTS:
                     write_rate.record_response(sent_s, now_s, is_failure=failure is not None)

@@ -5,6 +5,9 @@ clients that do the same, such as the replicas of a sharded controller. Source: 
 Increase and Decrease Algorithms for Congestion Avoidance in Computer Networks", Computer Networks and ISDN Systems 17
 (1989). As in TCP, one decrease answers for all requests that were sent before it (RFC 6582), an increase requires that
 the limit delays requests, and an idle time ends what was learned (RFC 7661).
+
+Calls are also limited in number: more calls at once than the rate needs would only wait in the API server, where they
+delay the calls of others.
 """
 
 from typing import Final
@@ -53,6 +56,10 @@ class WriteRate(TokenBucket):
         self._paused_until_s = float("-inf")
         self._departure_s = float("-inf")
         """When the last call proceeds."""
+        self._mean_s = 0.0
+        """The mean time to a response in the last interval."""
+        self._shortest_s = float("inf")
+        """The shortest of these means since the last idle time."""
         self._begin_interval(float("-inf"))
         self._increase_qps = _FIRST_INCREASE_QPS
 
@@ -60,6 +67,15 @@ class WriteRate(TokenBucket):
     def qps(self) -> float:
         """The present rate, calls per second."""
         return self._qps
+
+    @property
+    def concurrency(self) -> int:
+        """How many calls are useful at once, by Little's law: those that the most rate needs while the API server
+        responds fastest, and those that `START_QPS` needs at present. What our own calls delay adds no more calls.
+        """
+        shortest_s = min(self._shortest_s, self._mean_s)
+        start_qps = min(START_QPS, self._most_qps)
+        return max(1, round(max(self._most_qps * shortest_s, start_qps * self._mean_s)))
 
     @property
     def is_reduced(self) -> bool:
@@ -70,6 +86,7 @@ class WriteRate(TokenBucket):
         if now_s - self._used_s > IDLE_S:
             self._qps = min(self._qps, START_QPS)
             self._increase_qps = _FIRST_INCREASE_QPS
+            self._mean_s, self._shortest_s = 0.0, float("inf")
             self._begin_interval(now_s)
         self._used_s = now_s
         at_s = max(now_s, self._paused_until_s)
@@ -110,6 +127,8 @@ class WriteRate(TokenBucket):
         if self._responses < _LEAST_RESPONSES or now_s - self._changed_s < _INTERVAL_S:
             return
         mean_s = self._seconds / max(self._responses - self._failures, 1)
+        if self._failures < self._responses:
+            self._mean_s, self._shortest_s = mean_s, min(self._shortest_s, mean_s)
         limit_qps = self._most_qps if mean_s <= QUICK_S else min(START_QPS, self._most_qps)
         if mean_s > SLOW_S or self._failures > _FAILING_SHARE * self._responses:
             self._decrease(0.5, self._least_qps, now_s)

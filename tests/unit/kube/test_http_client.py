@@ -219,6 +219,65 @@ async def test_writes_do_not_slow_down_after_429_that_requests_no_pause() -> Non
     assert b"nodewise_kube_write_rate 50.0" in served.metrics_registry.exposition()
 
 
+class SlowServer(httpx2.AsyncBaseTransport):
+    """Responds after `latency_s`, and never to paths that end in `hanging`. Records the most calls at once."""
+
+    def __init__(self, latency_s: float) -> None:
+        self._latency_s = latency_s
+        self._in_flight = self.most = 0
+
+    async def handle_async_request(self, request: httpx2.Request) -> httpx2.Response:
+        self._in_flight += 1
+        self.most = max(self.most, self._in_flight)
+        try:
+            await (
+                asyncio.Event().wait()
+                if request.url.path.endswith("hanging")
+                else asyncio.sleep(self._latency_s)
+            )
+        finally:
+            self._in_flight -= 1
+        return httpx2.Response(200, content=b"{}")
+
+
+@pytest.mark.parametrize(("latency_s", "most"), [(0.002, 1), (0.012, 3), (0.04, 8)])
+async def test_as_many_writes_are_in_flight_as_the_rate_needs_at_the_response_time_of_the_server(
+    latency_s: float, most: int
+) -> None:
+    server, rate = SlowServer(latency_s), WriteRate(250.0, 1000)
+    http = httpx2.AsyncClient(base_url=SERVER, transport=server, timeout=None)
+    clock = ManualClock()
+    api = HttpApi(http, ConnectionInfo(SERVER), rate, clock, MetricsRegistry()).with_metadata_only()
+    for number in range(40):  # teaches the response time
+        rate.record_response(clock.monotonic(), clock.monotonic() + latency_s)
+        clock.advance(1.0 if number % 10 == 0 else 0.0)
+    await asyncio.gather(*(api.patch("/a", {}, "merge") for _ in range(8)))
+    assert server.most == most
+
+
+async def test_a_write_without_a_response_does_not_delay_the_others() -> None:
+    server = SlowServer(0.0)
+    http = httpx2.AsyncClient(base_url=SERVER, transport=server, timeout=None)
+    api = HttpApi(http, ConnectionInfo(SERVER), WriteRate(250.0, 1000), ManualClock(), MetricsRegistry())
+    hanging = asyncio.create_task(api.patch("/hanging", {}, "merge", timeout_s=60.0))
+    await asyncio.gather(*(api.patch("/a", {}, "merge") for _ in range(3)))
+    waiting = asyncio.create_task(api.patch("/a", {}, "merge"))
+    await asyncio.sleep(0)
+    waiting.cancel()  # a cancelled one leaves the queue
+    await asyncio.gather(waiting, return_exceptions=True)
+    await api.patch("/a", {}, "merge")
+    assert not hanging.done()
+    hanging.cancel()
+    await asyncio.gather(hanging, return_exceptions=True)
+
+
+async def test_responses_to_patches_contain_only_metadata_where_that_suffices() -> None:
+    served = ServedApi(ok)
+    await served.api.with_metadata_only().patch("/a", {}, "apply")
+    await served.api.patch("/a", {}, "apply")
+    assert ["PartialObjectMetadata;" in each.headers["Accept"] for each in served.requests] == [True, False]
+
+
 async def test_a_lane_has_a_limit_of_its_own() -> None:
     served = ServedApi(ok, qps=0.1, burst=1)
     limited = served.api.with_rate_limit(qps=1.0, burst=5)

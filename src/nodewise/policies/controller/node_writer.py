@@ -387,7 +387,7 @@ class LabelWriter:
         if not timeout_s:
             return
         try:
-            response = await self._handle.api.patch(
+            response = await self._handle.metadata_api.patch(
                 NODES.path(name=node), body, "apply", self._apply, timeout_s=timeout_s
             )
         except (Conflict, NotFound) as error:
