@@ -26,8 +26,7 @@ NONE, NATIVE = "no policy", "native mode, no node rejected"
 NONE_BESIDE_EXTENDER, EXTENDER = "no policy, beside the extender", "extender, no node rejected"
 NATIVE_ORDER: Final = (SPREADING, NONE, NATIVE)
 EXTENDER_ORDER: Final = (NONE_BESIDE_EXTENDER, EXTENDER)
-_CPU: Final = "17"
-"""More than half of the CPUs of a node."""
+_CPU: Final = "17"  # more than half of the CPUs of a node
 
 
 def measure(bench: BindBench, rounds: int) -> Rounds:

@@ -26,8 +26,7 @@ WAITING_PODS: Final = 10
 """Pods that wait for one of the changing nodes each."""
 TURNS: Final = 5
 REST_S: Final = 30.0
-_SETTLE_S: Final = 45.0
-"""The status of a policy shows the number of its pods up to 30 s later."""
+_SETTLE_S: Final = 45.0  # the status of a policy shows the number of its pods up to 30 s later
 _POLL_S: Final = 0.01
 _DEADLINE_S: Final = 120.0
 _WRITES: Final = ("POST", "PUT", "PATCH", "APPLY", "DELETE")

@@ -195,8 +195,7 @@ def load_block(results_: Results) -> str:
     return "\n".join([*lines, "", plot]) + "\n"
 
 
-_MOST_ALIKE: Final = 3
-"""Commands with `--help`, and completions, in the table: the slowest."""
+_MOST_ALIKE: Final = 3  # commands with `--help`, and completions, in the table: the slowest
 
 
 def _commands(rows: Sequence[Mapping[str, Any]]) -> list[str]:

@@ -35,8 +35,7 @@ SLOWEST_RATE: Final = 2.0
 """Pods per second; a slower round is aborted."""
 
 
-_IDLE_S: Final = 2.0
-"""A watch without events is reopened after this time."""
+_IDLE_S: Final = 2.0  # a watch without events is reopened after this time
 
 
 class WatchedPodCondition(msgspec.Struct):

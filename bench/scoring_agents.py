@@ -34,8 +34,7 @@ POD_VARIANTS: Final = 256
 """Number of different pods in requests."""
 NAMESPACE: Final = "shop"
 _CPU_MILLI, _MEMORY = 31_850, 127_926_272 * 1024
-_LEARNED_S: Final = 1800.0
-"""Age of the learned agent's state; the status of pods shows later events."""
+_LEARNED_S: Final = 1800.0  # age of the learned agent's state; the status of pods shows later events
 _LEAST_SCORES: Final[Mapping[str, int]] = {"load": 5, "safe": 5, "congestion": 10, "pigeon": 5, "learned": 2}
 """Minimum number of different scores in a response; fewer mean that the inputs are incomplete."""
 

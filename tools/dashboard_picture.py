@@ -34,8 +34,7 @@ NOTE: Final = (
 )
 _SCRAPE_S: Final = 2
 _STEP_S: Final = 4
-_RATE_INTERVAL: Final = f"{4 * _SCRAPE_S}s"
-"""What Grafana inserts for `$__rate_interval`: four scrapes."""
+_RATE_INTERVAL: Final = f"{4 * _SCRAPE_S}s"  # what Grafana inserts for `$__rate_interval`: four scrapes
 _PHASES: Final[Sequence[tuple[float, Mapping[str, int]]]] = (
     (40.0, {"rack1-a": 0, "rack1-b": 2, "rack2-a": 0}),
     (50.0, {"rack1-a": 1, "rack1-b": 2, "rack2-a": 1}),
@@ -45,8 +44,7 @@ _PHASES: Final[Sequence[tuple[float, Mapping[str, int]]]] = (
 _MOST_WAITING: Final = 5
 _UNITS: Final = {"reqps": "calls per second", "ops": "per second", "s": "seconds", "short": ""}
 _LABEL: Final = re.compile(r"{{(\w+)}}")
-_COLUMNS: Final = 24
-"""Width of a dashboard."""
+_COLUMNS: Final = 24  # width of a dashboard
 
 
 class Series(NamedTuple):

@@ -38,8 +38,7 @@ spec:
   - {metric: health_metric, abuve: 0}
 """
 """A policy with a typing mistake."""
-_CHARACTER: Final = 8.0
-"""Width of a character, in pixels; the font's size is chosen to fit."""
+_CHARACTER: Final = 8.0  # width of a character, in pixels; the font's size is chosen to fit
 _LINE: Final = 19.0
 _MARGIN: Final = 16.0
 _PAUSE_S: Final = 1.5

@@ -22,8 +22,7 @@ LOWEST_PORT, HIGHEST_PORT = 20_000, 32_000
 """The range of ports. It is below the range of outgoing connections, which could take a port between the check and its
 use.
 """
-_SHARE = 500
-"""Number of ports that one test process reserves."""
+_SHARE = 500  # number of ports that one test process reserves
 
 
 class NotReadyError(Exception):

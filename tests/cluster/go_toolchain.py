@@ -14,8 +14,7 @@ PINNED = Path(__file__).with_name("go.txt")
 the package's version are the version of Go.
 """
 PACKAGE = next(line.split()[0] for line in PINNED.read_text().splitlines() if "==" in line)
-_IN_USE_S = 3 * 3600.0
-"""Seconds for which a folder may be in use: longer than any test run."""
+_IN_USE_S = 3 * 3600.0  # seconds for which a folder may be in use: longer than any test run
 
 
 class MissingError(Exception):

@@ -21,8 +21,7 @@ NAME = f"{image_constants.NAME}:{nodewise.__version__}"
 """The image name in pods."""
 REFERENCE = f"docker.io/library/{NAME}"
 """The image name for the command `ctr`."""
-_KEPT = 3
-"""Number of newest images that stay in the cache."""
+_KEPT = 3  # number of newest images that stay in the cache
 
 
 def archive(architecture: str = "") -> Path:

@@ -14,8 +14,7 @@ from tests.cluster import go_toolchain
 
 ROOT = Path(__file__).parents[2]
 MOUNT = Path("/opt/bin")
-_KEPT = 4
-"""The number of builds in the cache; older ones are removed."""
+_KEPT = 4  # the number of builds in the cache; older ones are removed
 
 
 def ready() -> Path:

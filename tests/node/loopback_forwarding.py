@@ -22,8 +22,7 @@ from tests.cluster.api_client import ClusterApi
 from tests.cluster.load_balancer import pump
 from tests.node.containerd_runtime import Containerd
 
-_NEWNET = 0x40000000
-"""CLONE_NEWNET of <sched.h>."""
+_NEWNET = 0x40000000  # CLONE_NEWNET of <sched.h>
 
 Address = tuple[str, int]
 

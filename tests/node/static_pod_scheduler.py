@@ -19,8 +19,7 @@ LEASE: Final = (
     "--leader-elect-retry-period=1s",
 )
 """The Lease's duration: a scheduler that ended without releasing its Lease is replaced soon."""
-_TURN_S: Final = 120.0
-"""The timeout for a restart of kube-scheduler, with its probes and the previous Lease."""
+_TURN_S: Final = 120.0  # the timeout for a restart of kube-scheduler, with its probes and the previous Lease
 
 
 class StaticPodState(NamedTuple):

@@ -19,8 +19,7 @@ from tools.image.command_execution_and_errors import ImageError, say
 from tools.image.image_assembly import ImageInputs
 from tools.image.oci import ImageIdentity
 
-_ALL: Final = "all"
-"""All architectures."""
+_ALL: Final = "all"  # all architectures
 
 
 def cache() -> Path:

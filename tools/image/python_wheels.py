@@ -15,10 +15,8 @@ from packaging.requirements import Requirement
 from tools.image import image_constants
 from tools.image.command_execution_and_errors import ImageError, run, say
 
-_UNUSED_FOLDERS: Final = ("tests", "__pycache__")
-"""Folders of wheels that the image does not need."""
-_OLDEST_GLIBC: Final = 5
-"""Minor version of the oldest glibc 2.x with wheels."""
+_UNUSED_FOLDERS: Final = ("tests", "__pycache__")  # folders of wheels that the image does not need
+_OLDEST_GLIBC: Final = 5  # minor version of the oldest glibc 2.x with wheels
 _MACHINE_PYTHON: Final = ("/usr/bin/python3", "-B")
 """The Python of this machine's Debian, which does not depend on the Python that runs this program."""
 

@@ -53,8 +53,7 @@ _SPDX: Final = {
 _SHORT: Final = re.compile(
     r"^License:[ \t]+([A-Za-z][\w.+-]*(?: (?:and|or|with) [\w.+ -]+)?)[ \t]*$", re.MULTILINE
 )
-_FORMAT_HEADER: Final = "Format:"
-"""First field of machine-readable copyright files."""
+_FORMAT_HEADER: Final = "Format:"  # first field of machine-readable copyright files
 _MACHINE_LIBRARY: Final = re.compile(r"lib.*\.so|ld.*\.so")
 """Libraries of the build machine, not modules of Python."""
 

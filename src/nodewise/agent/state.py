@@ -46,8 +46,7 @@ ObjectKey = tuple[str, str]
 NODES: Final = "nodes"
 """The key of node objects in `ClusterState.changes`."""
 
-_MAX_AGE_S: Final = 60.0
-"""The least maximum age of values whose request has none."""
+_MAX_AGE_S: Final = 60.0  # the least maximum age of values whose request has none
 
 
 class Snapshot(msgspec.Struct, frozen=True):

@@ -19,8 +19,7 @@ from typing import Final
 
 from nodewise.base.errors import BadInput, Problem
 
-_MOST_LINKS: Final = 40
-"""As many as the kernel follows."""
+_MOST_LINKS: Final = 40  # as many as the kernel follows
 _ROOT: Final = 0
 
 

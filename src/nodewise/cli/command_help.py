@@ -10,8 +10,7 @@ from click.core import ParameterSource
 
 from nodewise.base.errors import did_you_mean
 
-_MAX_OPTIONS: Final = 30
-"""The most options of a command whose help shows all of them."""
+_MAX_OPTIONS: Final = 30  # the most options of a command whose help shows all of them
 _COMMON: Final = frozenset(
     {
         "agents",

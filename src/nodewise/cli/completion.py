@@ -64,10 +64,8 @@ def run_for_kubectl() -> NoReturn:
 
 
 _TIMEOUT_S: Final = 2.0
-_LIMIT_S: Final = 3.0
-"""Time after which the program ends without completions."""
-_MOST: Final = "1000"
-"""Objects that are listed."""
+_LIMIT_S: Final = 3.0  # time after which the program ends without completions
+_MOST: Final = "1000"  # objects that are listed
 
 
 class _Metadata(msgspec.Struct, frozen=True):

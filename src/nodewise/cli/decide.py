@@ -45,10 +45,8 @@ _MADE_OF: Final = "MADE OF"
 _NUMBERS: Final = "NUMBERS"
 _OPTIONAL_COLUMNS: Final = (_GETS, _DETAILS, _MADE_OF, _NUMBERS)
 """Columns that are shown only if they have values."""
-_PROGRESS_INTERVAL: Final = 100
-"""Number of pods between two progress messages."""
-_AHEAD_S: Final = 10.0
-"""How far ahead the clock of a source may be until its values are marked."""
+_PROGRESS_INTERVAL: Final = 100  # number of pods between two progress messages
+_AHEAD_S: Final = 10.0  # how far ahead the clock of a source may be until its values are marked
 _MAX_NODES_WITH_PROBLEMS: Final = 10
 
 

@@ -71,8 +71,7 @@ _MAX_LISTED: Final = 5
 _NOT_FINISHED: Final = "status.phase!=Succeeded,status.phase!=Failed"
 _WAITING: Final = f"spec.nodeName=,{_NOT_FINISHED}"
 _BOUND: Final = f"spec.nodeName!=,{_NOT_FINISHED}"
-_MAX_CHECKED: Final = 20
-"""Similar names of which a source is asked whether they have series."""
+_MAX_CHECKED: Final = 20  # similar names of which a source is asked whether they have series
 _YEAR_S: Final = 365.2425 * 86400
 
 ObjectsByKey = Mapping[ObjectKey, Any]

@@ -42,11 +42,9 @@ from nodewise.kube.store import Change
 from nodewise.observe import logs
 
 _NODES: Final = "nodes"
-_NETWORK: Final = "(network)"
-"""Instead of a node, for the devices that several nodes can use."""
+_NETWORK: Final = "(network)"  # instead of a node, for the devices that several nodes can use
 _UNREADABLE: Final[Mapping[ObjectKey, Any]] = MappingProxyType({})
-_LISTED: Final = 200
-"""Nodes in a table; -o json and -o wide list all."""
+_LISTED: Final = 200  # nodes in a table; -o json and -o wide list all
 
 
 class DevicesOptions(CommandOptions, frozen=True, kw_only=True):

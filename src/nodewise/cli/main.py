@@ -57,8 +57,7 @@ COMMANDS: Final = {
 CONTEXT: Final = {"help_option_names": ["-h", "--help"], "max_content_width": 110}
 """Context settings of all command lines."""
 _HELP_FLAGS: Final = frozenset({"-h", "--help", "--help-all", "--help-topic"})
-_MAX_ERROR_LENGTH: Final = 10_000
-"""Maximum number of characters of an error message."""
+_MAX_ERROR_LENGTH: Final = 10_000  # maximum number of characters of an error message
 
 
 class CommandTable(click.Group):

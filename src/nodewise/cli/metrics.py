@@ -31,8 +31,7 @@ from nodewise.observe import logs
 from nodewise.policies.options import TelemetryOptions
 
 _MOST_SIMILAR: Final = 5
-_MOST_NAMES: Final = 100
-"""Names of metrics that nodewise does not request, in a table."""
+_MOST_NAMES: Final = 100  # names of metrics that nodewise does not request, in a table
 
 
 class MetricsOptions(CommandOptions, frozen=True, kw_only=True):

@@ -131,8 +131,7 @@ def _translate_flag(  # complexity: one branch per kind of flag
     return flag.name, flag.zero if flag.zero and value.isdecimal() and not int(value) else value
 
 
-_DEBUG_LEVEL: Final = 4
-"""The klog level from which on the older programs logged every step."""
+_DEBUG_LEVEL: Final = 4  # the klog level from which on the older programs logged every step
 
 
 class VariableTranslation(NamedTuple):

@@ -31,8 +31,7 @@ STYLE: Final[Any] = {
     "figure.facecolor": "white",
 }
 """Matplotlib settings, shared with the plots of the benchmarks."""
-_FROM_PCT: Final = 80
-"""Below this share every placement allocates all requested GPUs."""
+_FROM_PCT: Final = 80  # below this share every placement allocates all requested GPUs
 
 
 def check_matplotlib_installed(flag: str = "--svg") -> None:

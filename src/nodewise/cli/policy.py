@@ -50,10 +50,8 @@ _MODULES: Final = {
 }
 """The modules of commands that are imported only when they are called: most need the sources of metrics."""
 
-_NAMES_RANGE_S: Final = 3600.0
-"""Metrics that ended longer ago are unknown."""
-_LAST_APPLIED: Final = "kubectl.kubernetes.io/last-applied-configuration"
-"""The annotation of `kubectl apply`."""
+_NAMES_RANGE_S: Final = 3600.0  # metrics that ended longer ago are unknown
+_LAST_APPLIED: Final = "kubectl.kubernetes.io/last-applied-configuration"  # the annotation of `kubectl apply`
 
 
 class _Commands(click.Group):

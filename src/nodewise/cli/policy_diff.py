@@ -37,8 +37,7 @@ from nodewise.policy_tools.policy_diff import ModeChange, NodeVerdict, SelectedP
 from nodewise.policy_tools.policy_history_diff import HistoryComparison
 from nodewise.policy_tools.policy_timeline import Moment, Objects, PolicyTimeline, TimelineSettings
 
-_MAX_ROWS: Final = 20
-"""Nodes that the text lists for a group of pods; JSON has all of them."""
+_MAX_ROWS: Final = 20  # nodes that the text lists for a group of pods; JSON has all of them
 
 
 class DiffOptions(CommandOptions, frozen=True, kw_only=True):

@@ -36,8 +36,7 @@ from nodewise.policy_tools.policy_writer import CurrentValues, NewPolicy, NewRul
 _MOST_SUGGESTIONS: Final = 5
 _AGGREGATIONS: Final = "max, min, sum or avg"
 _ALL_PODS: Final = "{}"
-_MOST_PODS: Final = "500"
-"""Pods whose labels are read to propose a selector."""
+_MOST_PODS: Final = "500"  # pods whose labels are read to propose a selector
 _NAMING_LABELS: Final = ("app", "app.kubernetes.io/name", "k8s-app")
 """Keys of labels that name an application. The first one wins between labels of equally many pods."""
 
@@ -138,7 +137,10 @@ def command(command_line: CommandLine) -> None:  # complexity: asks for what no 
     policy, values = _new_policy(own, command_line)
     lines = [visible(line) for line in policy_writer.policy_lines(policy, values)]
     text = "\n".join(lines)
-    _check_manifest(text)
+    # `BadSettings` for a name or labels that the API server would refuse
+    document: Any = safe_yaml_loader.load(text.encode(), "policy")
+    if problems := policy_lint.lint(msgspec.json.encode(document), document["kind"]):
+        raise BadSettings("policy new", problems)
     if not own.folder:
         for line in lines:
             terminal_output.print_line(line)
@@ -201,13 +203,6 @@ def _check_flags(own: NewPolicyOptions) -> None:
     for flag, value in {"--above": own.above, "--below": own.below, "--release": own.release}.items():
         if value:
             _check_quantity(flag, value)
-
-
-def _check_manifest(text: str) -> None:
-    """`BadSettings` for a name or labels that the API server would refuse."""
-    document: Any = safe_yaml_loader.load(text.encode(), "policy")
-    if problems := policy_lint.lint(msgspec.json.encode(document), document["kind"]):
-        raise BadSettings("policy new", problems)
 
 
 def _write_folder(folder: Path, texts: Mapping[str, str]) -> None:

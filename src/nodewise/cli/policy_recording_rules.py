@@ -41,8 +41,7 @@ from nodewise.policy_tools.recording_rules import (
 )
 
 _LAST_APPLIED: Final = "kubectl.kubernetes.io/last-applied-configuration"
-_GROUPS_PER_OBJECT: Final = 200
-"""The operator of Prometheus refuses objects of more than half a MiB."""
+_GROUPS_PER_OBJECT: Final = 200  # the operator of Prometheus refuses objects of more than half a MiB
 
 
 class RecordingRulesOptions(CommandOptions, frozen=True, kw_only=True):
@@ -130,7 +129,11 @@ def command(command_line: CommandLine) -> None:
         actual = "FILE together with --cluster" if own.paths else "no file"
         expected = "either files with policies, or --cluster"
         raise BadSettings("settings", [Problem("FILE", actual, expected)])
-    labels = _parse_labels(own.label)
+    texts = own.label
+    labels = dict(text.split("=", 1) for text in texts if "=" in text)
+    if len(labels) < len(texts):
+        wrong = next((text for text in texts if "=" not in text), texts[0])
+        raise BadSettings("settings", [Problem("--label", shown(wrong), "NAME=VALUE, each name once")])
     recorder, policies, not_evaluated = cooperative_scheduling.run_event_loop(_record(own, command_line))
     if own.output == "policies":
         documents = policies
@@ -198,14 +201,6 @@ async def _record(
         for name, policy in objects[plural].items()
     ]
     return recorder, policies, not_evaluated
-
-
-def _parse_labels(texts: Sequence[str]) -> dict[str, str]:
-    labels = dict(text.split("=", 1) for text in texts if "=" in text)
-    if len(labels) < len(texts):
-        wrong = next((text for text in texts if "=" not in text), texts[0])
-        raise BadSettings("settings", [Problem("--label", shown(wrong), "NAME=VALUE, each name once")])
-    return labels
 
 
 async def _read_objects(

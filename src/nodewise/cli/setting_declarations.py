@@ -231,8 +231,7 @@ def _setting_with_more_choices(first: Setting, second: Setting) -> Setting:
     return wide
 
 
-_PATHS: Final = re.compile(r"\[?(FILE|DIR|FOLDER|OLD|NEW)\b")
-"""Placeholders of values that are paths."""
+_PATHS: Final = re.compile(r"\[?(FILE|DIR|FOLDER|OLD|NEW)\b")  # placeholders of values that are paths
 
 
 def click_type_of_setting(setting: Setting) -> Any:

@@ -29,8 +29,7 @@ from nodewise.scheduling_model import gpu_trace_replay
 from nodewise.scheduling_model.gpu_trace_replay import Trace, TraceResult
 from nodewise.scheduling_model.recording_replay import Difference, NodeResult, Player, ReplayAgents, Tally
 
-_MAX_NAMED_NODES: Final = 3
-"""Maximum number of nodes that are named for the same change."""
+_MAX_NAMED_NODES: Final = 3  # maximum number of nodes that are named for the same change
 
 
 class Replayed(NamedTuple):

@@ -131,10 +131,8 @@ async def show_changes(
 
 MAX_LISTED_NODES: Final = 20
 """If there are more nodes, only the most relevant ones are listed."""
-_PIPE_WIDTH: Final = 10_000
-"""Width of a table in a pipe, where lines must not be folded."""
-_MIN_LAST_COLUMN: Final = 30
-"""Minimum width of the last column; a narrower terminal breaks the lines."""
+_PIPE_WIDTH: Final = 10_000  # width of a table in a pipe, where lines must not be folded
+_MIN_LAST_COLUMN: Final = 30  # minimum width of the last column; a narrower terminal breaks the lines
 
 
 class TableData(NamedTuple):

@@ -28,8 +28,7 @@ CHECKS: Final = tuple(
     value for module in _MODULES for value in vars(module).values() if isinstance(value, Check)
 )
 _MAX_LISTED: Final = 3
-_MAX_FINDINGS: Final = 10
-"""Of one id; further ones are only counted."""
+_MAX_FINDINGS: Final = 10  # of one id; further ones are only counted
 
 
 def _checks_not_skipped(skip: Collection[str]) -> list[Check]:

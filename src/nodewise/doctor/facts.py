@@ -415,8 +415,7 @@ class AdmissionPolicy(NamedTuple):
     """The CEL expressions of its match conditions."""
 
 
-_MAX_EVALUATION_AGE_S: Final = 300.0
-"""Like the alert NodewiseNoEvaluation."""
+_MAX_EVALUATION_AGE_S: Final = 300.0  # like the alert NodewiseNoEvaluation
 
 
 class NodeRestriction(NamedTuple):

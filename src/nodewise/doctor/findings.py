@@ -312,8 +312,7 @@ CATALOGUE: Final[Mapping[str, FindingKind]] = {
 
 PAGE: Final = "docs/how-to/doctor.md"
 """The page that describes each finding."""
-_MAX_LENGTH: Final = 500
-"""Characters of a text: values of objects have any length."""
+_MAX_LENGTH: Final = 500  # characters of a text: values of objects have any length
 _MAX_COMMAND_LENGTH: Final = 2000
 
 

@@ -331,8 +331,7 @@ def _encode_index(index: BackupIndex) -> bytes:
     return msgspec.json.format(msgspec.json.encode(index), indent=1)
 
 
-_LOCK_TIMEOUT_S: Final = 10.0
-"""Timeout for another run to end."""
+_LOCK_TIMEOUT_S: Final = 10.0  # timeout for another run to end
 
 
 @contextlib.contextmanager

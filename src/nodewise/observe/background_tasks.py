@@ -8,8 +8,7 @@ from nodewise.base.clock import Clock
 from nodewise.observe import logs
 from nodewise.observe.metrics_registry import MetricsRegistry
 
-_PAUSE_S: Final = 1.0
-"""Delay before a restart, so that a task that fails at once does not flood the log."""
+_PAUSE_S: Final = 1.0  # delay before a restart, so that a task that fails at once does not flood the log
 
 Task = Callable[[], Coroutine[object, object, None]]
 

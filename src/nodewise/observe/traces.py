@@ -18,8 +18,7 @@ if TYPE_CHECKING:
     from types import TracebackType
 
 _ENDPOINT: Final = "OTEL_EXPORTER_OTLP_ENDPOINT"
-_FLUSH_MS: Final = 3000
-"""The longest time that the end of the process waits for the collector."""
+_FLUSH_MS: Final = 3000  # the longest time that the end of the process waits for the collector
 _SHORTEST_SECRET: Final = 4
 _INACTIVE: Final = nullcontext()
 

@@ -19,8 +19,7 @@ from nodewise.policy_tools.backtest_summary import (
 )
 from nodewise.policy_tools.policy_backtest import Backtest, PolicyRecord, ThresholdCurve
 
-_MAX_INTERVALS: Final = 10_000
-"""Intervals of one rule in JSON."""
+_MAX_INTERVALS: Final = 10_000  # intervals of one rule in JSON
 
 
 class RuleReport(NamedTuple):

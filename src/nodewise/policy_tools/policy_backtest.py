@@ -28,11 +28,9 @@ from nodewise.policies.state import PolicyState
 from nodewise.policy_tools.backtest_summary import Mask, RuleArrays, RuleContext, Steps
 from nodewise.policy_tools.policy_timeline import PolicyTimeline, Response, TimelineSettings
 
-_SHARES: Final = (0.01, 0.05, 0.1)
-"""The proposed thresholds are met by these shares of all values."""
+_SHARES: Final = (0.01, 0.05, 0.1)  # the proposed thresholds are met by these shares of all values
 _SIGNIFICANT_DIGITS: Final = 3
-_TIMES_S: Final = (300.0, 900.0)
-"""Proposed values of `for`; the last one also of `keepFor`."""
+_TIMES_S: Final = (300.0, 900.0)  # proposed values of `for`; the last one also of `keepFor`
 _CURVE_POINTS: Final = 101
 
 
@@ -193,8 +191,7 @@ def threshold_curves(policy: Policy, samples: Mapping[str, NodeMatrix]) -> list[
 
 
 SOURCE: Final = "prometheus"
-_MAX_NAMES: Final = 256
-"""Different sets of nodes with values that are remembered."""
+_MAX_NAMES: Final = 256  # different sets of nodes with values that are remembered
 _INVALID: Final = "no number that a rule can compare, or several that differ"
 
 

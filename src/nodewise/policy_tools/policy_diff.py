@@ -15,8 +15,7 @@ from nodewise.policies.state import POLICY_KINDS
 from nodewise.policy_tools import policy_timeline
 from nodewise.policy_tools.policy_timeline import POD_TYPE, Moment, Objects
 
-_MODES: Final = ("Shadow", "Canary", "Enforce")
-"""In the order in which a policy is introduced."""
+_MODES: Final = ("Shadow", "Canary", "Enforce")  # in the order in which a policy is introduced
 
 
 class NodeVerdict(NamedTuple):

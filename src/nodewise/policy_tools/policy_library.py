@@ -18,8 +18,7 @@ from nodewise.metrics.metrics_source import MetricRequest
 from nodewise.policy_tools import library
 from nodewise.policy_tools.policy_writer import NewRule
 
-_QUERY: Final = "query"
-"""The metric of a request with a query, as the parser of policies names it."""
+_QUERY: Final = "query"  # the metric of a request with a query, as the parser of policies names it
 
 
 class PresetRule(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -93,8 +93,7 @@ KEYWORDS: Final = frozenset(
 """The keywords in the schema of `spec` that this module knows; a test compares them with the definition."""
 _SUBDOMAIN: Final = re.compile(r"[a-z0-9]([a-z0-9-]*[a-z0-9])?(\.[a-z0-9]([a-z0-9-]*[a-z0-9])?)*")
 _MAX_SUBDOMAIN: Final = 253
-_MAX_BASE: Final = 58
-"""The most characters of `generateName` that are part of a generated name."""
+_MAX_BASE: Final = 58  # the most characters of `generateName` that are part of a generated name
 _MAX_LABEL: Final = 63
 _PATTERN_TEXT: Final = "a text that matches"
 _TYPES: Final[Mapping[str, type]] = {"object": dict, "array": list, "string": str}

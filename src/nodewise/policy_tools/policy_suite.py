@@ -261,8 +261,7 @@ class Suite(NamedTuple):
 
 LABELS: Final = node_matching.series_labels()
 """The labels that name the node of a series."""
-_LOOKBACK_S: Final = 300.0
-"""Prometheus ends a series that has had no sample for this time."""
+_LOOKBACK_S: Final = 300.0  # Prometheus ends a series that has had no sample for this time
 _SOURCE: Final = "suite"
 
 

@@ -91,8 +91,7 @@ _OPPOSITES: Final = {
     "Required": "Preferred",
 }
 _OTHER: Final = _OPPOSITES | {other: value for value, other in _OPPOSITES.items()}
-_Change = tuple[str, str, Rule]
-"""The name of a changed field, the text of the change, and the changed rule."""
+_Change = tuple[str, str, Rule]  # the name of a changed field, the text of the change, and the changed rule
 
 
 def mutants(kind: PolicyKind, spec: Mapping[str, Any]) -> Iterator[PolicyMutant]:

@@ -50,18 +50,12 @@ _EXPECTATION_FIELDS: Final = ("eval_time", "pod", *_EXPECTED_STATES)
 _EVENT_FIELDS: Final = ("pod", "policy", "reason", "message")
 
 _DEFAULT_INTERVAL_S: Final = 60.0
-_MAX_DURATION_S: Final = 3650 * 86400.0
-"""So that every time of a test is a valid date."""
-_MAX_LISTED: Final = 10
-"""Valid names in one message."""
-_MAX_EVALUATIONS: Final = 20_000
-"""Evaluations of one test: two weeks with one per minute."""
-_MAX_SUITE_EVALUATIONS: Final = 200_000
-"""Evaluations of all tests of a suite: some two minutes."""
-_MAX_SUITE_VALUES: Final = 1_000_000
-"""Values of all series of a suite: some 70 MB."""
-_MAX_FILE_BYTES: Final = 16 * 2**20
-"""Of a suite, or of a file that it names."""
+_MAX_DURATION_S: Final = 3650 * 86400.0  # so that every time of a test is a valid date
+_MAX_LISTED: Final = 10  # valid names in one message
+_MAX_EVALUATIONS: Final = 20_000  # evaluations of one test: two weeks with one per minute
+_MAX_SUITE_EVALUATIONS: Final = 200_000  # evaluations of all tests of a suite: some two minutes
+_MAX_SUITE_VALUES: Final = 1_000_000  # values of all series of a suite: some 70 MB
+_MAX_FILE_BYTES: Final = 16 * 2**20  # of a suite, or of a file that it names
 
 
 def read_suite(path: str) -> Suite:

@@ -18,8 +18,7 @@ if TYPE_CHECKING:  # a conversion needs no values of metrics, and so no arrays
 _PLAIN: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_./-]*")
 _NOT_STRINGS: Final = frozenset({"y", "yes", "n", "no", "true", "false", "on", "off", "null", "nan", "inf"})
 """Plain scalars, in lower case, that parsers of YAML 1.1 or 1.2 do not read as strings."""
-_WIDTH: Final = 100
-"""Of the text of a comment."""
+_WIDTH: Final = 100  # of the text of a comment
 
 
 def format_policy(document: Mapping[str, Any], comments: Sequence[str] = ()) -> str:
@@ -85,10 +84,8 @@ def _escape(character: str) -> str:
 POLICY_FILE: Final = "policy.yaml"
 SUITE_FILE: Final = "tests/suite.yaml"
 _POD: Final = "example"
-_MINUTE_S: Final = 60.0
-"""Between two values and two evaluations, the default of a suite."""
-_LAST_VALUES: Final = 4
-"""Values after the last change, so that tests that are added have some."""
+_MINUTE_S: Final = 60.0  # between two values and two evaluations, the default of a suite
+_LAST_VALUES: Final = 4  # values after the last change, so that tests that are added have some
 _PLAIN_METRIC: Final = re.compile(r"[a-zA-Z_:][a-zA-Z0-9_:]*")
 _COMMENTS: Final[Sequence[str]] = (
     "Tests of the policy: nodewise policy test FOLDER.",
@@ -96,8 +93,7 @@ _COMMENTS: Final[Sequence[str]] = (
 )
 _AT_THRESHOLD, _BEYOND, _NO_VALUE = "at-the-threshold", "beyond-it", "without-a-value"
 """The nodes of a suite."""
-_MOST_NODES: Final = 5
-"""Nodes that are named in a comment."""
+_MOST_NODES: Final = 5  # nodes that are named in a comment
 _MAX_NAME: Final = 63
 _ENFORCEMENT_LINES: Final = {
     "Required": ["  # A node that meets any of these rules takes no such pods."],

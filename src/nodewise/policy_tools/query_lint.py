@@ -63,8 +63,7 @@ _CLAMPS: Final = {
     "clamp_min": ("atLeast",),
     "clamp_max": ("atMost",),
 }
-_MAX_BOUNDS: Final = 30
-"""Alternatives, and bounds of one; without the others less is known."""
+_MAX_BOUNDS: Final = 30  # alternatives, and bounds of one; without the others less is known
 _MAX_VALUE: Final = 10**100
 _RANGES: Final[Mapping[str, tuple[str, int]]] = {
     **dict.fromkeys(("absent", "absent_over_time", "present_over_time", "group"), ("equals", 1)),
@@ -81,8 +80,7 @@ _OF_TIME: Final = frozenset(
 """Functions that have the time of the evaluation as their default argument."""
 _CLAUSES: Final = frozenset({"by", "without", "on", "ignoring", "group_left", "group_right"})
 """Keywords before names of labels."""
-_NODE_WORDS: Final = ("node", "host", "instance")
-"""Parts of names of labels that may name a node."""
+_NODE_WORDS: Final = ("node", "host", "instance")  # parts of names of labels that may name a node
 
 
 class PrometheusFacts(NamedTuple):

@@ -38,21 +38,18 @@ from nodewise.metrics.series import derived_max_age_s, sufficient_max_age_s
 from nodewise.policies.placement_policy import PolicyKey
 
 _PREFIX: Final = "node:"
-_OPERATION: Final = "nodewise_"
-"""Before the aggregation, so that the names are not those of rules of others."""
+_OPERATION: Final = "nodewise_"  # before the aggregation, so that the names are not those of rules of others
 _PLAIN_NAME: Final = re.compile(r"[a-zA-Z_][a-zA-Z0-9_]{0,199}")
 _RECORDED_NAME: Final = re.compile(
     rf"{_PREFIX}([a-zA-Z_][a-zA-Z0-9_]*):{_OPERATION}(last|max|min|sum|avg)(_[0-9a-f]{{16}})?"
 )
 _LABEL: Final = re.compile(r"[a-zA-Z_][a-zA-Z0-9_]*")
 _NAME_IN_MATCHERS: Final = re.compile(r"""\{.*["']?__name__["']?\s*=\s*["'`]""", re.DOTALL)
-_LAST: Final = "last"
-"""In the name of a rule without an aggregation."""
+_LAST: Final = "last"  # in the name of a rule without an aggregation
 _WINDOW_INTERVALS: Final = 2
 """How old a recorded sample is at most, in intervals: each scrape is in at least one evaluation, also if it is stored
 late."""
-_MARKER: Final = ("nodewise_rule", "evaluated")
-"""The label of the series of no node."""
+_MARKER: Final = ("nodewise_rule", "evaluated")  # the label of the series of no node
 _FINITE: Final = {"max": " < +Inf", "min": " > -Inf"}
 """The comparison that removes the infinities that would be the result. It removes NaN as well."""
 SERIES_LIMIT: Final = 200_000

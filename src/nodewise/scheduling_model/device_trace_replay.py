@@ -52,8 +52,7 @@ CLASS: Final[Mapping[str, Any]] = {
 Strategy = Literal["LeastAllocated", "MostAllocated"]
 ENTRY_WEIGHT: Final = 20
 """The weight of the extender's entry."""
-_SCORE_FACTOR: Final = 10
-"""kube-scheduler multiplies an extender's scores by this and by the weight."""
+_SCORE_FACTOR: Final = 10  # kube-scheduler multiplies an extender's scores by this and by the weight
 _NAMESPACE: Final = "trace"
 
 
@@ -153,7 +152,11 @@ class _DeviceCluster:
         """Place a pod for the rest of the run. Returns whether it fits."""
         wanted, claim = np.array([pod.cpu_milli, pod.memory_mib]), None
         candidates = np.flatnonzero((self._free >= wanted).all(axis=1))
-        document = _pod_document(pod, name)
+        requests = {"cpu": f"{pod.cpu_milli}m", "memory": f"{pod.memory_mib}Mi"}
+        spec: dict[str, Any] = {"containers": [{"name": "main", "resources": {"requests": requests}}]}
+        if pod.gpus:
+            spec["resourceClaims"] = [{"name": name, "resourceClaimName": name}]
+        document = {"metadata": {"name": name, "namespace": _NAMESPACE, "uid": name}, "spec": spec}
         requested = msgspec.convert(document, RequestedGpuPod)
         if pod.gpus:
             claim = parse_resource_claim(msgspec.convert(claim_document(name, pod), ResourceClaimObject))
@@ -222,11 +225,3 @@ class _DeviceCluster:
             self._objects[RESOURCE_CLAIMS][key] = allocated
             changes[RESOURCE_CLAIMS] = {key: Change(claim, allocated)}
         self._state = self._build(changes)
-
-
-def _pod_document(pod: TracePod, name: str) -> dict[str, Any]:
-    requests = {"cpu": f"{pod.cpu_milli}m", "memory": f"{pod.memory_mib}Mi"}
-    spec: dict[str, Any] = {"containers": [{"name": "main", "resources": {"requests": requests}}]}
-    if pod.gpus:
-        spec["resourceClaims"] = [{"name": name, "resourceClaimName": name}]
-    return {"metadata": {"name": name, "namespace": _NAMESPACE, "uid": name}, "spec": spec}

@@ -181,8 +181,7 @@ def decode(body: bytes, kind: type[Answer]) -> Answer:
 
 
 _OK: Final = 200
-_REAL_CLOCK: Final = SystemClock()
-"""Timeouts use real time, independent of the simulated clock."""
+_REAL_CLOCK: Final = SystemClock()  # timeouts use real time, independent of the simulated clock
 _LATE_BODY: Final = "context deadline exceeded (Client.Timeout or context cancellation while reading body)"
 _UNEXPECTED_END: Final = "unexpected EOF"
 _UNKNOWN_AUTHORITY: Final = frozenset({18, 19, 20, 21})

@@ -112,7 +112,10 @@ def apply(before: Object, configuration: Object, manager: str) -> tuple[Object, 
         return _apply_status(before, configuration, manager), {}
     labels = dict(before["metadata"].get("labels") or {})
     wanted: Mapping[str, str] = configuration["metadata"]["labels"]
-    owners = _label_owners(before)
+    owners: dict[str, set[str]] = {}
+    for entry in before["metadata"].get("managedFields") or []:
+        for name in entry["fieldsV1"].get("f:metadata", {}).get("f:labels", {}):
+            owners.setdefault(name.removeprefix("f:"), set()).add(entry["manager"])
     conflicts = _label_conflicts(labels, wanted, owners, manager)
     labels.update(wanted)
     for key, managers in owners.items():
@@ -154,14 +157,6 @@ def _metadata_with_uid(before: Object, configuration: Object) -> Object:
     """The existing metadata, with the uid of the request if it has one."""
     uid = configuration.get("metadata", {}).get("uid")
     return {**before["metadata"], **({"uid": uid} if uid else {})}
-
-
-def _label_owners(item: Object) -> dict[str, set[str]]:
-    owners: dict[str, set[str]] = {}
-    for entry in item["metadata"].get("managedFields") or []:
-        for name in entry["fieldsV1"].get("f:metadata", {}).get("f:labels", {}):
-            owners.setdefault(name.removeprefix("f:"), set()).add(entry["manager"])
-    return owners
 
 
 def _managed_fields(before: Object, manager: str, wanted: Mapping[str, str]) -> list[Object]:

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import httpx2
 import msgspec
 
-from nodewise.agent import AgentKind, ClusterState, NodeIndex, ObjectKey, Snapshot, StateBuilder, Watched
+from nodewise.agent import AgentKind, ClusterState, NodeIndex, ObjectKey, Snapshot, Watched
 from nodewise.agent.state import NODES
 from nodewise.base import cooperative_scheduling
 from nodewise.base.clock import Clock
@@ -47,7 +47,12 @@ class InProcessExtender(httpx2.BaseTransport):
     def __init__(self, agents: AgentGroup, nodes: Sequence[str], clock: Clock, period_s: float) -> None:
         self._clock = clock
         self._states = {kind.name: kind.state(agents.options[kind.name], period_s) for kind in agents.kinds}
-        _reject_agents_that_need_metrics(self._states)
+        metered = [name for name, state in self._states.items() if state.inputs.metrics]
+        if metered:
+            seen = f"{', '.join(metered)} from metrics"
+            raise BadSettings(
+                "bursts", [Problem("--statistics", seen, "annotations: there are no metrics here")]
+            )
         self._agent_states = AgentStates(self._states, period_s)
         self._request_handler = RequestHandler(agents.kinds, agents.options, self._states, agents.chain)
         self._index = NodeIndex(nodes)
@@ -103,13 +108,6 @@ class InProcessExtender(httpx2.BaseTransport):
                 after[key] = item
         self._log.add(watched.name, {key: Change(before.get(key), after.get(key)) for key in pods})
         self._objects[watched.name] = after
-
-
-def _reject_agents_that_need_metrics(states: Mapping[str, StateBuilder[Any]]) -> None:
-    metered = [name for name, state in states.items() if state.inputs.metrics]
-    if metered:
-        seen = f"{', '.join(metered)} from metrics"
-        raise BadSettings("bursts", [Problem("--statistics", seen, "annotations: there are no metrics here")])
 
 
 def _watched(kind: AgentKind, options: Any) -> Sequence[Watched]:

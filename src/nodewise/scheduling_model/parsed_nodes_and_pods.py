@@ -89,21 +89,6 @@ def _parse_pod(pod: Mapping[str, Any]) -> tuple[RequestingSpec, ResizeStatus | N
         problem = Problem("spec and status", str(error), "a Pod as the API server returns it")
         raise BadInput(_UNREADABLE, [problem]) from None
     spec, status = parsed.spec, parsed.status
-    _check_quantities(spec, status)
-    return spec, status if spec.nodeName else None, pod_requests.named_resources(spec, status)
-
-
-def _nano_requests(
-    spec: RequestingSpec,
-    status: ResizeStatus | None,
-    names: Sequence[str],
-    if_missing: Amounts = MappingProxyType({}),
-) -> Amounts:
-    amounts = pod_requests.nano_requests(spec, names, status, if_missing)
-    return {name: amount for name, amount in zip(names, amounts, strict=True) if amount}
-
-
-def _check_quantities(spec: RequestingSpec, status: ResizeStatus) -> None:
     for key in ("containers", "initContainers"):
         for index, container in enumerate(getattr(spec, key) or ()):
             _check_resources(container.resources, f"spec.{key}[{index}].resources")
@@ -115,6 +100,17 @@ def _check_quantities(spec: RequestingSpec, status: ResizeStatus) -> None:
     _check_resources(status.resources, "status.resources")
     _parse_quantities(status.allocatedResources, "status.allocatedResources")
     _parse_quantities(spec.overhead, "spec.overhead")
+    return spec, status if spec.nodeName else None, pod_requests.named_resources(spec, status)
+
+
+def _nano_requests(
+    spec: RequestingSpec,
+    status: ResizeStatus | None,
+    names: Sequence[str],
+    if_missing: Amounts = MappingProxyType({}),
+) -> Amounts:
+    amounts = pod_requests.nano_requests(spec, names, status, if_missing)
+    return {name: amount for name, amount in zip(names, amounts, strict=True) if amount}
 
 
 def _check_resources(resources: RequestedResources | None, field: str) -> None:

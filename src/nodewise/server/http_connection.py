@@ -209,8 +209,7 @@ class RequestHeaderCollector:
 
 
 _CONTINUE: Final = b"HTTP/1.1 100 Continue\r\n\r\n"
-_LINGER_S: Final = 1.0
-"""For a client to close its side after ours is closed; then its connection is dropped."""
+_LINGER_S: Final = 1.0  # for a client to close its side after ours is closed; then its connection is dropped
 
 
 class OpenConnections:

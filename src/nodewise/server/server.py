@@ -233,8 +233,7 @@ def _set_future_once(readable: asyncio.Future[None]) -> None:
 
 
 _NO_FLAGS: Final[Mapping[str, str]] = MappingProxyType({})
-_LOOK_S: Final = 0.01
-"""Poll interval of a stopping server for the end of its connections."""
+_LOOK_S: Final = 0.01  # poll interval of a stopping server for the end of its connections
 
 
 class HttpServer:

@@ -238,7 +238,11 @@ class ReloadableFiles(Generic[T]):
         content for a moment, and two files are written one after the other.
         """
         changed = self._is_due(now_s) and self._reload_changed_files(now_s)
-        self._warn_of_expiry(now_s)
+        left_s = self.value.end_s(now_s) - now_s
+        if left_s < SOON_S and now_s >= self._warn_at_s:
+            self._warn_at_s = now_s + _DAY_S
+            event = "certificate_expires_soon" if left_s > 0 else "certificate_expired"
+            logs.emit(event, **self._log_fields(now_s))
         return changed
 
     def _is_due(self, now_s: float) -> bool:
@@ -289,13 +293,6 @@ class ReloadableFiles(Generic[T]):
         self._metrics_registry.set("tls_reload_failing", int(bool(self._problem)), certificate=self._name)
         end_s = self.value.end_s(now_s)
         self._metrics_registry.set("tls_certificate_expires_seconds", end_s, certificate=self._name)
-
-    def _warn_of_expiry(self, now_s: float) -> None:
-        left_s = self.value.end_s(now_s) - now_s
-        if left_s < SOON_S and now_s >= self._warn_at_s:
-            self._warn_at_s = now_s + _DAY_S
-            event = "certificate_expires_soon" if left_s > 0 else "certificate_expired"
-            logs.emit(event, **self._log_fields(now_s))
 
     def _log_fields(self, now_s: float) -> dict[str, str]:
         """The fields of each log line: certificate, files, and expiry of the one in use."""

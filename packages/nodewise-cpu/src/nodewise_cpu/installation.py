@@ -24,8 +24,7 @@ from nodewise_cpu.kernel_file_reader import WHITE_SPACE, read_text
 
 LONGEST_PATH: Final = 255
 """The longest path of the loader and of the libraries in the program, in bytes."""
-_ELF: Final = b"\x7fELF\x02"
-"""The first bytes of 64-bit executables."""
+_ELF: Final = b"\x7fELF\x02"  # the first bytes of 64-bit executables
 _TAGS: Final = {"loader": b"<nodewise:loader>", "libraries": b"<nodewise:libraries>"}
 """The end of the space for each path, by which it is found in the program. The path ends at the first zero byte."""
 

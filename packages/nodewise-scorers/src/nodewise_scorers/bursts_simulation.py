@@ -123,7 +123,15 @@ def pods(scenario: Scenario, seed: int) -> list[BurstyPod]:
     """All pods of a run, ordered by arrival."""
     random = np.random.default_rng(seed)
     workloads = apps()
-    arrivals = _arrival_times(scenario, float(np.mean([app.cpu_milli for app in workloads])), random)
+    # sorted arrival times in seconds: the pods of the fill phase, then a Poisson process that
+    # replaces ended pods
+    cpu_milli = float(np.mean([app.cpu_milli for app in workloads]))
+    there = scenario.nodes * CPU_MILLI * scenario.requested_share / cpu_milli
+    lost = FILL_MINUTES / LIFE_MINUTES
+    first = random.uniform(0.0, FILL_MINUTES * MINUTE_S, round(there * lost / -np.expm1(-lost)))
+    minutes = scenario.minutes - FILL_MINUTES
+    others = random.uniform(0.0, minutes * MINUTE_S, random.poisson(there / LIFE_MINUTES * minutes))
+    arrivals = np.sort(np.concatenate([first, FILL_MINUTES * MINUTE_S + others]))
     return [
         _generate_pod(f"pod-{number}", workloads[random.integers(len(workloads))], at_s, random)
         for number, at_s in enumerate(arrivals)
@@ -157,16 +165,6 @@ def _generate_app(name: str, usage_pattern: UsagePattern, random: np.random.Gene
         memory=memory_start,
         memory_end=random.uniform(1.5, 3.0) if leaky else memory_start,
     )
-
-
-def _arrival_times(scenario: Scenario, cpu_milli: float, random: np.random.Generator) -> Floats:
-    """Sorted arrival times in seconds: the pods of the fill phase, then a Poisson process that replaces ended pods."""
-    there = scenario.nodes * CPU_MILLI * scenario.requested_share / cpu_milli
-    lost = FILL_MINUTES / LIFE_MINUTES
-    first = random.uniform(0.0, FILL_MINUTES * MINUTE_S, round(there * lost / -np.expm1(-lost)))
-    minutes = scenario.minutes - FILL_MINUTES
-    others = random.uniform(0.0, minutes * MINUTE_S, random.poisson(there / LIFE_MINUTES * minutes))
-    return np.sort(np.concatenate([first, FILL_MINUTES * MINUTE_S + others]))
 
 
 def _generate_pod(name: str, app: App, at_s: float, random: np.random.Generator) -> BurstyPod:

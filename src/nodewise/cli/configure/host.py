@@ -180,8 +180,7 @@ _ROLLBACK_LINE: Final = "Do the same on the other hosts of the control plane."
 _NEXT_HOST_LINE: Final = (
     "If it does not: `nodewise configure --restore`. For the other hosts: the same with --print-plan."
 )
-_IN_IMAGE: Final = "NODEWISE_IMAGE"
-"""The image of nodewise sets this variable."""
+_IN_IMAGE: Final = "NODEWISE_IMAGE"  # the image of nodewise sets this variable
 _MOUNTS: Final = Path("/proc/self/mountinfo")
 
 
@@ -209,22 +208,18 @@ def _run_on_host(options: ConfigureOptions, roles: Sequence[AgentRole], weights:
     if options.print_plan:
         return _print_other_hosts(options, request)
     if options.dry_run or options.check:
-        return _show_changes(options, request)
+        plan = _plan_changes(options, request, _new_backup(request))
+        print_plan(request, plan)
+        print_file_diffs(options, request, plan)
+        print_json_summary(options, plan, None, written=False)
+        print_message("Done.")
+        return terminal_output.NO if options.check and plan.effective_changes else terminal_output.DONE
     folder = os.path.dirname(request.manifest)
     if not os.path.isdir(folder):
         return _apply_changes(options, request)  # reports everything that is missing
     with file_transaction.lock_folder(folder):
         _recover_interrupted_run(request)
         return _apply_changes(options, request)
-
-
-def _show_changes(options: ConfigureOptions, request: HostRequest) -> int:
-    plan = _plan_changes(options, request, _new_backup(request))
-    print_plan(request, plan)
-    print_file_diffs(options, request, plan)
-    print_json_summary(options, plan, None, written=False)
-    print_message("Done.")
-    return terminal_output.NO if options.check and plan.effective_changes else terminal_output.DONE
 
 
 def _print_other_hosts(options: ConfigureOptions, request: HostRequest) -> int:

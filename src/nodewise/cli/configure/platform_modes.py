@@ -24,31 +24,27 @@ from nodewise.kube.kubeconfig import KubeOptions
 def run(options: ConfigureOptions, roles: Sequence[AgentRole], weights: Mapping[str, int]) -> None:
     """Print the objects or files of a mode, or write them into a folder."""
     if options.mode == NATIVE:
-        _print_native_mode(options)
+        try:
+            version, _ = _kubernetes_version(options.kubernetes_version)
+        except _UnknownVersionError as error:
+            needed = f"Native mode needs Kubernetes {platform_manifests.OLDEST_NATIVE} or later."
+            click.echo(f"{needed} The version of the cluster could not be read: {error}.", err=True)
+        else:
+            platform_manifests.check_native_version(version)
+            _print_version_warnings(version, "Kubernetes")
+        text = platform_manifests.build_native_manifest(
+            options.service_namespace, _image(options), options.prometheus_url
+        )
+        if options.output == "json":
+            documents = object_files.split_documents(text.encode(), "deploy")
+            items = [msgspec.Raw(document) for _, document in documents]
+            click.echo(msgspec.json.encode({"apiVersion": "v1", "kind": "List", "items": items}))
+        else:
+            click.echo(text, nl=False)
     elif options.mode == SECOND:
         _print_second_scheduler(options, roles, weights)
     else:
         _print_platform_files(options, PLATFORMS[options.mode], roles, weights)
-
-
-def _print_native_mode(options: ConfigureOptions) -> None:
-    try:
-        version, _ = _kubernetes_version(options.kubernetes_version)
-    except _UnknownVersionError as error:
-        needed = f"Native mode needs Kubernetes {platform_manifests.OLDEST_NATIVE} or later."
-        click.echo(f"{needed} The version of the cluster could not be read: {error}.", err=True)
-    else:
-        platform_manifests.check_native_version(version)
-        _print_version_warnings(version, "Kubernetes")
-    text = platform_manifests.build_native_manifest(
-        options.service_namespace, _image(options), options.prometheus_url
-    )
-    if options.output == "json":
-        documents = object_files.split_documents(text.encode(), "deploy")
-        items = [msgspec.Raw(document) for _, document in documents]
-        click.echo(msgspec.json.encode({"apiVersion": "v1", "kind": "List", "items": items}))
-    else:
-        click.echo(text, nl=False)
 
 
 def _image(options: ConfigureOptions) -> str:
@@ -174,21 +170,16 @@ def _print_or_write_files(options: ConfigureOptions, texts: Mapping[str, str]) -
         return
     for name, text in texts.items():
         path = Path(options.into) / name
-        _write_new_file(path, text)
+        try:
+            if path.exists() and path.read_text() != text:
+                problem = Problem("--into", "there is another file of this name", "a folder of its own")
+                raise BadInput(str(path), [problem])
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(text)
+        except OSError as error:
+            problem = Problem("--into", str(error.strerror), "a folder to write to")
+            raise BadInput(str(path), [problem]) from error
         click.echo(f"{path}", err=True)
-
-
-def _write_new_file(path: Path, text: str) -> None:
-    """Write a file. BadInput if another file has this name, or for an error of the system."""
-    try:
-        if path.exists() and path.read_text() != text:
-            problem = Problem("--into", "there is another file of this name", "a folder of its own")
-            raise BadInput(str(path), [problem])
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(text)
-    except OSError as error:
-        problem = Problem("--into", str(error.strerror), "a folder to write to")
-        raise BadInput(str(path), [problem]) from error
 
 
 _UNTESTED: Final = "After the distribution's documentation; not run by us. "

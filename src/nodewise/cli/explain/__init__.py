@@ -247,7 +247,15 @@ async def _explain_through_api_server(
     responses, error = await _ask_replicas(api, running, lookup, query)
     explained = _build_explanation(query, lookup, responses)
     if isinstance(error, Refused):
-        return await _add_visible_state(explained, api, query, error)
+        state = explained.lookup.state
+        if state is None and not explained.lookup.gone:
+            raise Refused("explain", [Problem("the pod", explained.lookup.error, ""), *error.problems])
+        hidden = error.remedy or "; ".join(map(str, error.problems)) or error.what
+        uid = state.uid if state else ""
+        visible = await explanation.read_visible_state(
+            api, query.namespace, query.name, uid, query.timeout_s, hidden
+        )
+        return explained._replace(visible=visible)
     return explained._replace(evaluation_error=str(error)) if error and lookup.native else explained
 
 
@@ -298,21 +306,6 @@ def _replicas_by_path(  # complexity: two kinds of replicas, with and without na
     # an extender may have other agents, or be there during the change to native mode
     is_decided = bool(extenders and lookup.state and lookup.state.asks)
     return {EVALUATION: controllers or extenders} | ({DECISIONS: extenders} if is_decided else {})
-
-
-async def _add_visible_state(
-    explained: PodExplanation, api: HttpApi, query: PodQuery, refusal: Refused
-) -> PodExplanation:
-    """What a user sees who may not ask the replicas. `Refused` if the pod cannot be read, either."""
-    state = explained.lookup.state
-    if state is None and not explained.lookup.gone:
-        raise Refused("explain", [Problem("the pod", explained.lookup.error, ""), *refusal.problems])
-    hidden = refusal.remedy or "; ".join(map(str, refusal.problems)) or refusal.what
-    uid = state.uid if state else ""
-    visible = await explanation.read_visible_state(
-        api, query.namespace, query.name, uid, query.timeout_s, hidden
-    )
-    return explained._replace(visible=visible)
 
 
 async def _read_pod_state(

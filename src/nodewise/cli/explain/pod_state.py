@@ -53,8 +53,7 @@ from nodewise.policies.verdict_labels import (
 _MOST_RULES: Final = 10
 _MOST_CLAIMS: Final = 8
 _CONDITION: Final = re.compile(r"[A-Za-z]+ is (?:True|False|Unknown): (?P<message>.*)", re.DOTALL)
-_SYNC_PERIOD_S: Final = 5.0
-"""Only ages of metrics depend on it."""
+_SYNC_PERIOD_S: Final = 5.0  # only ages of metrics depend on it
 _LEASE_EXPIRED: Final = 2
 """A Lease that was not renewed for so many of its durations has no leader; clocks may differ by one."""
 DEFAULT_SCHEDULER = "default-scheduler"

@@ -150,8 +150,7 @@ def format_count(number: int, noun: str) -> str:
     return f"{number:,} {noun}" + ("" if number == 1 else "s")
 
 
-_STALE_S: Final = 300.0
-"""An evaluation that is older is reported, like the alert NodewiseNoEvaluation."""
+_STALE_S: Final = 300.0  # an evaluation that is older is reported, like the alert NodewiseNoEvaluation
 
 
 def _native_state_lines(  # complexity: a list of independent facts
@@ -391,8 +390,7 @@ _CLOSEST: Final = 3
 _MOST_EVENTS: Final = 5
 _DETAILS: Final = "DETAILS"
 _MADE_OF: Final = "MADE OF"
-_OPTIONAL_COLUMNS: Final = (_DETAILS, _MADE_OF)
-"""Columns that are shown only if they have values."""
+_OPTIONAL_COLUMNS: Final = (_DETAILS, _MADE_OF)  # columns that are shown only if they have values
 
 
 def print_text(pod_explanation: PodExplanation, *, every_node: bool) -> None:

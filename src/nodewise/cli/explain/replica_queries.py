@@ -21,8 +21,7 @@ from nodewise.kube.replicas import AdminServer, Replica
 
 DECISIONS: Final = "/decisions"
 EVALUATION: Final = pod_evaluation_endpoint.PATH
-_MAX_DECISIONS: Final = "30"
-"""Decisions requested from each replica: a few attempts of three calls."""
+_MAX_DECISIONS: Final = "30"  # decisions requested from each replica: a few attempts of three calls
 _NOT_FOUND: Final = f"HTTP status {httpx2.codes.NOT_FOUND}"
 
 

@@ -104,25 +104,6 @@ def command(command_line: CommandLine) -> None:
 
 
 async def _backtest(own: BacktestOptions, command_line: CommandLine) -> BacktestReport:
-    history_range = _range(own)
-    prometheus = command_line.settings(PrometheusOptions)
-    if not prometheus.prometheus_url:
-        raise BadSettings("settings", [Problem("--prometheus-url", "no value", "the URL of Prometheus")])
-    options = command_line.agent_options(KIND)
-    settings = TimelineSettings(options, command_line.settings(RefreshOptions).sync_period_s)
-    files = object_files.read(own.paths)
-    objects = policy_timeline.objects_of_files(files, options)
-    has_nodes = bool(files.entries(NODES.group, NODES.kind))
-    kube = command_line.settings(ClusterOptions).kube
-    async with nullcontext() if has_nodes else open_api(kube) as api:
-        inputs = await decide_inputs.read_nodes(own.paths, api)
-    with progress_bar("evaluating") as progress:
-        return await backtest_history.backtest(
-            objects, settings, inputs.nodes, prometheus, history_range, progress
-        )
-
-
-def _range(own: BacktestOptions) -> HistoryRange:
     problems = [
         Problem(flag, clock.format_duration(value), expected)
         for flag, value, expected, is_valid in (
@@ -139,7 +120,22 @@ def _range(own: BacktestOptions) -> HistoryRange:
             problems.append(Problem("--until", shown(own.until), clock.INPUT_TIME))
     if problems:
         raise BadSettings("settings", problems)
-    return HistoryRange(own.since_s, until, own.step_s, own.recording)
+    history_range = HistoryRange(own.since_s, until, own.step_s, own.recording)
+    prometheus = command_line.settings(PrometheusOptions)
+    if not prometheus.prometheus_url:
+        raise BadSettings("settings", [Problem("--prometheus-url", "no value", "the URL of Prometheus")])
+    options = command_line.agent_options(KIND)
+    settings = TimelineSettings(options, command_line.settings(RefreshOptions).sync_period_s)
+    files = object_files.read(own.paths)
+    objects = policy_timeline.objects_of_files(files, options)
+    has_nodes = bool(files.entries(NODES.group, NODES.kind))
+    kube = command_line.settings(ClusterOptions).kube
+    async with nullcontext() if has_nodes else open_api(kube) as api:
+        inputs = await decide_inputs.read_nodes(own.paths, api)
+    with progress_bar("evaluating") as progress:
+        return await backtest_history.backtest(
+            objects, settings, inputs.nodes, prometheus, history_range, progress
+        )
 
 
 def _write(path: str, text: str) -> None:

@@ -16,15 +16,14 @@ from nodewise.cli.policy_backtest import report as reports
 from nodewise.cli.terminal_output import TableData
 from nodewise.policy_tools import policy_backtest
 from nodewise.policy_tools.backtest_report import BacktestReport, PolicyReport
-from nodewise.policy_tools.backtest_summary import History, Interval
+from nodewise.policy_tools.backtest_summary import History
 from nodewise.policy_tools.policy_backtest import ThresholdCurve
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-_WIDTH: Final = 10.0
-"""Inches of 72 points; the page scales the plots to its own width."""
+_WIDTH: Final = 10.0  # inches of 72 points; the page scales the plots to its own width
 _MAX_COLUMNS: Final = 600
 _MAX_ROWS: Final = 120
 _MAX_NAMED_ROWS: Final = 40
@@ -104,7 +103,20 @@ def rejected_over_time(report: BacktestReport, policy: PolicyReport) -> str:
             linestyle="--",
             label="all nodes",
         )
-        _mark_outages(axes, policy.measures.without_eligible_node, history)
+        # mark the times without an eligible node, each wide enough to be seen
+        shortest_s = (history.times[-1] - history.times[0]) / _MAX_COLUMNS * 2
+        for number, outage in enumerate(policy.measures.without_eligible_node):
+            start, end = _date_library().date2num(
+                _utc([outage.start, max(outage.end, outage.start + shortest_s)])
+            )
+            axes.axvspan(
+                start,
+                end,
+                color="#7f1d1d",
+                alpha=0.6,
+                linewidth=0,
+                label="" if number else "no eligible node",
+            )
         axes.set_ylim(bottom=0)
         axes.set_xlim(*_dates(history))
         axes.set_ylabel("rejected nodes")
@@ -112,18 +124,6 @@ def rejected_over_time(report: BacktestReport, policy: PolicyReport) -> str:
         _format_dates(axes)
         axes.legend(frameon=False, loc="lower right", bbox_to_anchor=(1, 1), ncols=2, borderaxespad=0)
         return _svg(figure)
-
-
-def _mark_outages(axes: "Axes", outages: Sequence[Interval], history: History) -> None:
-    """Mark the times without an eligible node, each wide enough to be seen."""
-    shortest_s = (history.times[-1] - history.times[0]) / _MAX_COLUMNS * 2
-    for number, outage in enumerate(outages):
-        start, end = _date_library().date2num(
-            _utc([outage.start, max(outage.end, outage.start + shortest_s)])
-        )
-        axes.axvspan(
-            start, end, color="#7f1d1d", alpha=0.6, linewidth=0, label="" if number else "no eligible node"
-        )
 
 
 def threshold_curve(curve: ThresholdCurve) -> str:

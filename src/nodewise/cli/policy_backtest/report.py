@@ -110,7 +110,16 @@ def print_report(report: BacktestReport) -> None:
     for note in report.notes:
         terminal_output.print_line(f"Note: {note}")
     for policy in report.policies:
-        _print_policy(policy, report)
+        click.echo()
+        terminal_output.print_line(f"{policy.policy.key.text()}")
+        for line in summary_lines(policy, report):
+            terminal_output.print_line(f"  {line}")
+        for table in (rules_table(policy), nodes_table(policy, _MAX_NODES), alternatives_table(policy)):
+            if table.rows:
+                click.echo()
+                terminal_output.print_table(
+                    *terminal_output.drop_empty_columns(table.head, table.head, table.rows)
+                )
 
 
 def range_line(report: BacktestReport) -> str:
@@ -121,19 +130,6 @@ def range_line(report: BacktestReport) -> str:
         f" one per {clock.format_duration(report.history.step_s)},"
         f" of {terminal_output.counted(len(report.nodes), 'node')}"
     )
-
-
-def _print_policy(policy: PolicyReport, report: BacktestReport) -> None:
-    click.echo()
-    terminal_output.print_line(f"{policy.policy.key.text()}")
-    for line in summary_lines(policy, report):
-        terminal_output.print_line(f"  {line}")
-    for table in (rules_table(policy), nodes_table(policy, _MAX_NODES), alternatives_table(policy)):
-        if table.rows:
-            click.echo()
-            terminal_output.print_table(
-                *terminal_output.drop_empty_columns(table.head, table.head, table.rows)
-            )
 
 
 def summary_lines(policy: PolicyReport, report: BacktestReport) -> Iterator[str]:

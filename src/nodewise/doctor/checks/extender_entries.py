@@ -47,8 +47,7 @@ _LOAD_AWARE_PLUGINS: Final = {
 """Score plugins of other projects that use measured load, with the project."""
 _GPU_RESOURCES: Final = tuple({profile.prefix: None for profile in PROFILES.values()})
 _NAMES_TIMEOUT_S: Final = 1.0
-_LARGE_TIMEOUT_S: Final = 5.0
-"""Bodies with whole nodes, and binds, take longer."""
+_LARGE_TIMEOUT_S: Final = 5.0  # bodies with whole nodes, and binds, take longer
 _MAX_TIMEOUT_S: Final = 10.0
 _LAST_MINOR_TO_LOG_KEYS: Final = 37
 _MAX_REFUSALS: Final = 5
@@ -365,12 +364,9 @@ def _agent_load_scoring_share(agent: str) -> LoadScoring:
     return "none" if kind is None else kind.load_scoring
 
 
-_IDLE_S: Final = 600.0
-"""A replica without a call for this long is not called."""
-_QUEUE_S: Final = 120.0
-"""A younger pod may still be in a scheduler's queue behind many others."""
-_UNKNOWN_QUEUE_S: Final = 5.0
-"""The same if no known scheduler serves its schedulerName."""
+_IDLE_S: Final = 600.0  # a replica without a call for this long is not called
+_QUEUE_S: Final = 120.0  # a younger pod may still be in a scheduler's queue behind many others
+_UNKNOWN_QUEUE_S: Final = 5.0  # the same if no known scheduler serves its schedulerName
 _REFUSED_REMEDY: Final = (
     "connection refused: the host responds, and no process listens at this port. The process has ended, has"
     " another port, or no pod behind the Service is ready; a firewall would let the call time out"

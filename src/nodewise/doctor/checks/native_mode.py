@@ -74,8 +74,7 @@ _LEFTOVER_REMEDY: Final = (
 )
 _NO_POD_ADMISSION: Final = PodAdmission()
 _GATE_S: Final = 60.0
-_LABELLED_PER_S: Final = 25.0
-"""Nodes that the leader labels at least, half of the default limit of writes."""
+_LABELLED_PER_S: Final = 25.0  # nodes that the leader labels at least, half of the default limit of writes
 _NO_ADMISSION_REMEDY: Final = (
     "apply the admission policies, with the chart by its upgrade; then create the selected pods again"
 )

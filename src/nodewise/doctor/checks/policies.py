@@ -97,8 +97,7 @@ _CONDITIONS_OF_SPEC: Final = (
     "DeviceLimitReached",
 )
 """Those that an edit of the policy ends."""
-_NOTED_CONDITIONS: Final = ("Flapping",)
-"""Those that are notes: the rules are enforced."""
+_NOTED_CONDITIONS: Final = ("Flapping",)  # those that are notes: the rules are enforced
 _OTHER_NAMES_REMEDY: Final = (
     "series of the metric have other names for nodes, as the condition NodesWithoutValues says: relabel them, or set"
     " --prometheus-node-label"

@@ -181,8 +181,7 @@ _PENDING: Final = {"fieldSelector": "spec.nodeName=,status.phase!=Succeeded,stat
 _MAX_LABELS: Final = 5_000
 _MAX_SIMILAR: Final = 3
 _MAX_COMPARED: Final = 200
-_MAX_DESCRIBED: Final = 10
-"""Policies whose similar labels are searched, which takes time."""
+_MAX_DESCRIBED: Final = 10  # policies whose similar labels are searched, which takes time
 _WITH_POLICY: Final = {"labelSelector": POLICY_LABEL}
 
 

@@ -31,8 +31,7 @@ D = TypeVar("D")
 SYSTEM_NAMESPACE: Final = "kube-system"
 _MAX_CONCURRENT: Final = 12
 _PAGE_SIZE: Final = "500"
-_PAGE_TIMEOUT_S: Final = 30.0
-"""A page of a list may take longer than one object."""
+_PAGE_TIMEOUT_S: Final = 30.0  # a page of a list may take longer than one object
 _PROXY_TIMEOUT_S: Final = 5.0
 _LIST_ATTEMPTS: Final = 3
 _FORBIDDEN: Final = "forbidden"

@@ -354,8 +354,7 @@ def _format_setting_value(value: Any) -> str | None:
 
 _RESOURCE: Final = "resource"
 """The name of the variable with the resource of kube-scheduler's managedResources, which users may change."""
-_LENGTH: Final = 16
-"""Hexadecimal digits of a digest."""
+_LENGTH: Final = 16  # hexadecimal digits of a digest
 
 
 def expressions_digest(policy: Any) -> str:

@@ -34,18 +34,14 @@ from nodewise_cpu.node import machine_features, node_report, other_cpu_managers,
 from nodewise_cpu.node.task_garbage_collection import CollectionRound
 from nodewise_cpu.pool_allocations import Task
 
-_END_OF_PROCESS_S: Final = 1.0
-"""How long to wait for the end of a process after the end of its connection."""
-_MIN_GAP_S: Final = 0.2
-"""The least time between garbage collections, however many connections end."""
+_END_OF_PROCESS_S: Final = 1.0  # how long to wait for the end of a process after the end of its connection
+_MIN_GAP_S: Final = 0.2  # the least time between garbage collections, however many connections end
 _OVERDUE_PERIODS: Final = 3
 _OVERDUE_S: Final = 10.0
 _MAX_ADMIN_BYTES: Final = 2**16
 _DEFECT: Final = "a defect of ours"
-_ADVERTISE_EVERY_S: Final = 30.0
-"""A restarted kubelet sets extended resources that it does not know to 0."""
-_CHECK_EVERY_S: Final = 60.0
-"""How often the machine is read, whose CPUs may go offline."""
+_ADVERTISE_EVERY_S: Final = 30.0  # a restarted kubelet sets extended resources that it does not know to 0
+_CHECK_EVERY_S: Final = 60.0  # how often the machine is read, whose CPUs may go offline
 
 
 class Publisher(Protocol):

@@ -41,8 +41,7 @@ _STATUS_FIELDS: Final = {
     "initContainers": "initContainerStatuses",
     "ephemeralContainers": "ephemeralContainerStatuses",
 }
-_MAX_LISTED: Final = 10
-"""How many processes a response names."""
+_MAX_LISTED: Final = 10  # how many processes a response names
 _ROOT: Final = 0
 
 

@@ -98,8 +98,7 @@ class FairWorkerPool:
 
 _CREDENTIALS: Final = struct.Struct("3i")
 _NUMBER: Final = struct.Struct("i")
-_PEER_PIDFD: Final = 77
-"""SO_PEERPIDFD of unix(7), since Linux 6.5."""
+_PEER_PIDFD: Final = 77  # SO_PEERPIDFD of unix(7), since Linux 6.5
 _UNSUPPORTED: Final = frozenset({errno.ENOPROTOOPT, errno.EOPNOTSUPP, errno.ENODATA})
 """Errors of older kernels, and of sockets that were connected in another way."""
 _MAX_BYTES: Final = 65_536
@@ -167,12 +166,9 @@ REASONS: Final[dict[str, str]] = {
     "idle": "A connection had no request for a minute, and its process has no allocation.",
 }
 
-_CHECK_S: Final = 0.25
-"""How often deadlines are checked."""
-_ACCEPTS: Final = 64
-"""Connections accepted at once, before open ones are handled again."""
-_PAUSE_S: Final = 0.1
-"""The pause after a failed accept, for example without a free file descriptor."""
+_CHECK_S: Final = 0.25  # how often deadlines are checked
+_ACCEPTS: Final = 64  # connections accepted at once, before open ones are handled again
+_PAUSE_S: Final = 0.1  # the pause after a failed accept, for example without a free file descriptor
 
 
 class ConnectionLimits(NamedTuple):
@@ -435,8 +431,7 @@ _BACKLOG: Final = 4096
 """The kernel rejects clients when the backlog is full, so one that connects very often must not fill it."""
 _CANNOT_LISTEN: Final = "the node agent cannot listen"
 _POLL_S: Final = 0.1
-_PATIENCE_S: Final = 10.0
-"""How long an agent that ends may still serve the path."""
+_PATIENCE_S: Final = 10.0  # how long an agent that ends may still serve the path
 
 
 @contextlib.contextmanager

@@ -235,8 +235,7 @@ def create_click_command(
 _LEVELS: Final[Mapping[str, str]] = {
     "critical": "error", "error": "error", "warning": "warning", "info": "info", "debug": "debug",
 }  # fmt: skip
-_API_CLIENT_KEY: Final = "nodewise_cpu.cli.api_client"
-"""The key of the client in `click.Context.meta`."""
+_API_CLIENT_KEY: Final = "nodewise_cpu.cli.api_client"  # the key of the client in `click.Context.meta`
 
 
 def start_cmk_logging(*, repeats: bool = False) -> None:

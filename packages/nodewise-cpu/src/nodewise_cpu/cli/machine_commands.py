@@ -26,13 +26,10 @@ _CPU_W: Final = 34
 _CPU_H: Final = 24
 _GAP: Final = 5
 _PAD: Final = 8
-_LINE: Final = 18
-"""Height of a line of text, in pixels like all other sizes."""
+_LINE: Final = 18  # height of a line of text, in pixels like all other sizes
 _LETTER_W: Final = 7
-_THREADS: Final = 4
-"""CPUs per row of a core."""
-_SHAPE: Final = 1.6
-"""The preferred ratio of width to height."""
+_THREADS: Final = 4  # CPUs per row of a core
+_SHAPE: Final = 1.6  # the preferred ratio of width to height
 
 _UNUSED: Final = "unused"
 _POOL_CLASSES: Final = {
@@ -269,8 +266,7 @@ topology_command = common_options.create_click_command("topology", run_topology,
 
 
 _CLASS: Final = re.compile(r"(?P<name>[a-z_]+)[=:](?P<cpus>[^=:]*)", re.ASCII)
-_REST: Final = "power"
-"""The class of the CPUs that a list for SST-CP does not name."""
+_REST: Final = "power"  # the class of the CPUs that a list for SST-CP does not name
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -291,8 +291,7 @@ def run_node_report(options: NodeReportOptions) -> None:
 node_report_command = common_options.create_click_command("node-report", run_node_report, NodeReportOptions)
 
 
-_RESPONSE_S: Final = 300.0
-"""The timeout for the agent to move all tasks of a node."""
+_RESPONSE_S: Final = 300.0  # the timeout for the agent to move all tasks of a node
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -334,7 +333,26 @@ def run_reconfigure(options: ReconfigureOptions) -> None:
     uses_agent = not options.direct and not options.conf_dir and agent.exists()
     moves = _reconfigure_by_agent(agent, request) if uses_agent else None
     if moves is None:
-        moves = _reconfigure_without_agent(request, options)
+        proc = common_options.host_proc_path(options)
+        store = common_options.open_allocation_store(options)
+        if options.is_in_cluster:
+            api_server.check_resource_support(
+                api_server.fetch_features(common_options.open_api_client(options))
+            )
+        node_machine = machine_features.read(Path(options.sysfs), common_options.fetch_node_labels(options))
+        plan = node_machine.plan(request.pools)
+        machine_features.log_pool_plan(node_machine, plan)
+        signal.signal(signal.SIGTERM, signal.default_int_handler)
+        reconfiguration = execution.reconfigure(store, plan.pools, proc, only_check=request.only_check)
+        if options.is_in_cluster and not request.only_check:
+            api = common_options.open_api_client(options)
+            exclusive_core_advertisement.advertise(
+                api,
+                common_options.resolve_node_name(options, api),
+                exclusive_core_advertisement.count_resources_to_advertise(reconfiguration.allocations),
+                taint=False,
+            )
+        moves = reconfiguration.moves
     ranges = cpu_set_formats.format_cpu_ranges
     values = [{"pid": move.task.pid, "from": ranges(move.before), "to": ranges(move.after)} for move in moves]
     common_options.print_json({"moves": values, "done": not options.check})
@@ -364,27 +382,6 @@ def _reconfigure_by_agent(path: Path, request: ReconfigureRequest) -> Sequence[M
 
 def _no_agent_response_error(path: Path, why: str) -> Unavailable:
     return Unavailable.of("the node agent does not answer", str(path), why)
-
-
-def _reconfigure_without_agent(request: ReconfigureRequest, options: ReconfigureOptions) -> Sequence[Move]:
-    proc = common_options.host_proc_path(options)
-    store = common_options.open_allocation_store(options)
-    if options.is_in_cluster:
-        api_server.check_resource_support(api_server.fetch_features(common_options.open_api_client(options)))
-    node_machine = machine_features.read(Path(options.sysfs), common_options.fetch_node_labels(options))
-    plan = node_machine.plan(request.pools)
-    machine_features.log_pool_plan(node_machine, plan)
-    signal.signal(signal.SIGTERM, signal.default_int_handler)
-    reconfiguration = execution.reconfigure(store, plan.pools, proc, only_check=request.only_check)
-    if options.is_in_cluster and not request.only_check:
-        api = common_options.open_api_client(options)
-        exclusive_core_advertisement.advertise(
-            api,
-            common_options.resolve_node_name(options, api),
-            exclusive_core_advertisement.count_resources_to_advertise(reconfiguration.allocations),
-            taint=False,
-        )
-    return reconfiguration.moves
 
 
 _INSTALL_DIR: Final = click.Option(["--install-dir"], hidden=True, expose_value=False)

@@ -106,7 +106,25 @@ def run(options: WebhookOptions) -> None:
     if options.print_admission_config:
         _print_admission_configuration(options)
     elif options.print_manifests:
-        _print_manifests(options)
+        mutual = not parse_boolean_word(options.insecure, "--insecure") and is_any_parameter_set(
+            "insecure", "cafile"
+        )
+        installation = WebhookInstallation(
+            namespace=options.namespace,
+            image=options.image,
+            install_dir=options.install_dir,
+            cafile=options.cafile if mutual else "",
+            failure_policy=options.failure_policy,
+            selector=dict(_parse_label_option(text) for text in options.namespace_selector),
+        )
+        made = (
+            manifests.create_certificate(installation.namespace, datetime.now(UTC))
+            if options.with_certificate
+            else None
+        )
+        if made is None:
+            click.echo(_UNTRUSTED.format(secret=manifests.SECRET), nl=False)
+        click.echo(manifests.format_yaml(manifests.objects(installation, made)), nl=False)
     else:
         common_options.start_cmk_logging(repeats=True)
         asyncio.run(_serve_webhook(options, any_client=any_client))
@@ -141,28 +159,6 @@ def _print_admission_configuration(options: WebhookOptions) -> None:
         raise BadSettings.of(
             "settings", "--print-admission-config", str(error), "a folder that can be written"
         ) from error
-
-
-def _print_manifests(options: WebhookOptions) -> None:
-    mutual = not parse_boolean_word(options.insecure, "--insecure") and is_any_parameter_set(
-        "insecure", "cafile"
-    )
-    installation = WebhookInstallation(
-        namespace=options.namespace,
-        image=options.image,
-        install_dir=options.install_dir,
-        cafile=options.cafile if mutual else "",
-        failure_policy=options.failure_policy,
-        selector=dict(_parse_label_option(text) for text in options.namespace_selector),
-    )
-    made = (
-        manifests.create_certificate(installation.namespace, datetime.now(UTC))
-        if options.with_certificate
-        else None
-    )
-    if made is None:
-        click.echo(_UNTRUSTED.format(secret=manifests.SECRET), nl=False)
-    click.echo(manifests.format_yaml(manifests.objects(installation, made)), nl=False)
 
 
 def is_any_parameter_set(*parameters: str) -> bool:

@@ -27,8 +27,7 @@ from nodewise_cpu.pool_planning import INFRA
 
 TASKS_S: Final = 10.0
 """How long to wait for running tasks."""
-_ROUND_S: Final = 1.0
-"""Longer than a node agent takes from reading the store to advertising."""
+_ROUND_S: Final = 1.0  # longer than a node agent takes from reading the store to advertising
 _SHARED_PODS: Final = ("cmk-cluster-init-pod", "cmk-discover-pod", "cmk-init-pod", "cmk-install-pod")
 _SHARED_DAEMON_SETS: Final = ("cmk-node-report-ds-all", "cmk-reconcile-ds-all")
 

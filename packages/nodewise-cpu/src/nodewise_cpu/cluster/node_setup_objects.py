@@ -317,8 +317,7 @@ MANIFEST_NAMESPACE: Final = "cmk-namespace"
 _FEATURES: Final = "/etc/kubernetes/node-feature-discovery/features.d"
 _CONTAINER: Final = "agent"
 _HEALTH_PORT: Final = 9002
-_MANAGED: Final = "app.kubernetes.io/managed-by"
-"""The label that Helm sets."""
+_MANAGED: Final = "app.kubernetes.io/managed-by"  # the label that Helm sets
 _PULLING: Final = ("image", "imagePullPolicy")
 
 

@@ -19,8 +19,7 @@ from nodewise_cpu.cluster import api_server
 from nodewise_cpu.cluster.api_server import ApiClient, ApiFeatures
 
 GROUP: Final = "intel.com"
-_OLD_GROUP: Final = "cmk.intel.com"
-"""The group of third-party resources, before Kubernetes 1.7."""
+_OLD_GROUP: Final = "cmk.intel.com"  # the group of third-party resources, before Kubernetes 1.7
 _TRIES: Final = 10
 _SERVED_S: Final = 30.0
 _NAME: Final = re.compile(r"[a-z0-9]([-a-z0-9]*[a-z0-9])?")

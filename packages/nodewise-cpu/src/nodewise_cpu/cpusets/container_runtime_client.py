@@ -49,8 +49,7 @@ _MESSAGES: Final[Mapping[str, Mapping[str, tuple[int, str]]]] = {
 """The messages and fields that are used here: number and type of each field."""
 _ONE, _MANY = 1, 3
 _SCALARS: Final = {_TEXT: 9, _FLAG: 8, _NUMBER: 5}
-_MESSAGE: Final = 11
-"""Labels and types of fields, with their numbers in descriptor.proto."""
+_MESSAGE: Final = 11  # labels and types of fields, with their numbers in descriptor.proto
 
 
 def endpoint(configured: str = "") -> Path:

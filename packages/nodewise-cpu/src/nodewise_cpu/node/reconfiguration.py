@@ -21,12 +21,11 @@ from nodewise_cpu import allocation_store, ended_tasks, procfs, reconfiguration_
 from nodewise_cpu.allocation_store import AllocationStore, Intent, StoredAllocations
 from nodewise_cpu.ended_tasks import KnownProcesses
 from nodewise_cpu.pool_allocations import Allocations, Task
-from nodewise_cpu.procfs import ProcessTable, Thread
+from nodewise_cpu.procfs import Thread
 from nodewise_cpu.reconfiguration_plan import Cpus, Move, Reconfiguration, thread_affinity_after_move
 
 _PAUSE_S: Final = 0.02
-_MAX_ROUNDS: Final = 200
-"""How often a process tree is read again because it has changed."""
+_MAX_ROUNDS: Final = 200  # how often a process tree is read again because it has changed
 
 
 class ProcessTrees:
@@ -44,7 +43,23 @@ class ProcessTrees:
 
     def _refresh_process_trees(self) -> Allocations:
         table = procfs.read_processes(self.proc)
-        _check_processes_readable(self.allocations, table, self._boot, self.proc)
+        # refused if an unreadable process may belong to a task whose wrapper has ended
+        processes = table.processes
+        without_wrapper = {
+            task
+            for task in self.allocations.tasks
+            if task.boot == self._boot
+            if task.pid not in processes or processes[task.pid].start != task.start
+        }
+        pids = {
+            pid for task in without_wrapper for pid in procfs.unreadable_processes_of(task, table, self.proc)
+        }
+        if pids:
+            problems = [
+                Problem(f"process {pid}", "its environment cannot be read", "") for pid in sorted(pids)
+            ]
+            remedy = "run it as root with the capability SYS_PTRACE"
+            raise Refused("cannot assign processes to tasks", problems, remedy=remedy)
         result = ended_tasks.remove_ended_tasks(self.allocations, table.processes, self._boot, self._known)
         self._known = result.known
         self._wrappers = {pid: process.wrapper for pid, process in table.processes.items()}
@@ -89,22 +104,6 @@ class ProcessTrees:
             for thread in self.threads(task)
             if thread.cpus != path[0]
         }
-
-
-def _check_processes_readable(allocations: Allocations, table: ProcessTable, boot: str, proc: Path) -> None:
-    """Refused if an unreadable process may belong to a task whose wrapper has ended."""
-    processes = table.processes
-    without_wrapper = {
-        task
-        for task in allocations.tasks
-        if task.boot == boot
-        if task.pid not in processes or processes[task.pid].start != task.start
-    }
-    pids = {pid for task in without_wrapper for pid in procfs.unreadable_processes_of(task, table, proc)}
-    if pids:
-        problems = [Problem(f"process {pid}", "its environment cannot be read", "") for pid in sorted(pids)]
-        remedy = "run it as root with the capability SYS_PTRACE"
-        raise Refused("cannot assign processes to tasks", problems, remedy=remedy)
 
 
 class TaskMover:
@@ -181,8 +180,7 @@ Widen = Callable[[Mapping[Task, Cpus]], None]
 _NONE_KNOWN: Final[KnownProcesses] = {}
 _WRAPPER_PATIENCE_S: Final = 3.0
 """How long to wait for wrappers that have not set the affinity of their allocation yet."""
-_LOCK: Final = threading.Lock()
-"""Held by the thread of this process that moves tasks."""
+_LOCK: Final = threading.Lock()  # held by the thread of this process that moves tasks
 
 
 def reconfigure(

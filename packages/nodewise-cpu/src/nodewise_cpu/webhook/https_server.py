@@ -186,8 +186,7 @@ LONGEST_BYTES: Final = 3 * 2**20
 
 
 _LARGE_BYTES: Final = 2**16
-_MOST_LARGE: Final = 8
-"""The number of large reviews in memory at once."""
+_MOST_LARGE: Final = 8  # the number of large reviews in memory at once
 
 
 def create_webhook_server(

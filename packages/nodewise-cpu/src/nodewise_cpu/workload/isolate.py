@@ -239,8 +239,7 @@ BY_SIGNAL: Final = 128
 
 _SUBREAPER: Final = 36
 """PR_SET_CHILD_SUBREAPER of prctl(2): orphaned descendants become children of this process."""
-_NAME: Final = 15
-"""PR_SET_NAME."""
+_NAME: Final = 15  # PR_SET_NAME
 _FROM_KERNEL: Final = 0x80
 """SI_KERNEL, the code of a signal that a terminal sends to its foreground process group."""
 _OF_TERMINALS: Final = frozenset({signal.SIGINT, signal.SIGQUIT, signal.SIGTSTP, signal.SIGWINCH})

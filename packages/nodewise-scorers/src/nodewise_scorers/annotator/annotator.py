@@ -100,7 +100,16 @@ class Annotator:
         """Measure all nodes and write the annotations that changed. Errors are counted and logged."""
         self._burst_s = self._clock.monotonic()
         plan = await self.plan(nodes, pods, keeps_complete=True)
-        self._report_missing(plan)
+        # export the numbers of nodes without statistics, and log the reasons when they
+        # change
+        not_ready, unmeasured = plan.not_ready, plan.unmeasured
+        self._metrics_registry.set("node_annotations_lacking", len(not_ready), why="not_ready")
+        self._metrics_registry.set("node_annotations_lacking", len(unmeasured), why="unmeasured")
+        failures = plan.failures or (("no recent value",) if unmeasured else ())
+        if failures and failures != self._logged_failures:
+            example = ", ".join(unmeasured[:_MAX_EXAMPLES])
+            logs.emit("usage_unknown", nodes=len(unmeasured), example=example, error="; ".join(failures))
+        self._logged_failures = failures
         result = await node_patches.write_patches(api, plan.nodes)
         for outcome in ("done", "failed", "gone"):
             self._metrics_registry.count("node_annotations_total", getattr(result, outcome), outcome=outcome)
@@ -137,17 +146,6 @@ class Annotator:
                 requested_bytes = allocations.get(name, Allocation()).memory_bytes
                 requests[name] = MemoryRequests(allocatable_bytes, requested_bytes)
         return await source.measure(requests)
-
-    def _report_missing(self, plan: PatchPlan) -> None:
-        """Export the numbers of nodes without statistics, and log the reasons when they change."""
-        not_ready, unmeasured = plan.not_ready, plan.unmeasured
-        self._metrics_registry.set("node_annotations_lacking", len(not_ready), why="not_ready")
-        self._metrics_registry.set("node_annotations_lacking", len(unmeasured), why="unmeasured")
-        failures = plan.failures or (("no recent value",) if unmeasured else ())
-        if failures and failures != self._logged_failures:
-            example = ", ".join(unmeasured[:_MAX_EXAMPLES])
-            logs.emit("usage_unknown", nodes=len(unmeasured), example=example, error="; ".join(failures))
-        self._logged_failures = failures
 
 
 NODE_FIELDS: Final = node_patches.AnnotatedNode

@@ -43,8 +43,7 @@ BURST: Final = 10_000
 """Rate limit of the API client that writes. The number of concurrent calls (`run_api_calls`) limits a
 burst instead: one that is spread over minutes makes kube-scheduler retry unschedulable pods all the time.
 """
-_MAX_CLOCK_SKEW_S: Final = 60.0
-"""How far another writer's clock may be ahead."""
+_MAX_CLOCK_SKEW_S: Final = 60.0  # how far another writer's clock may be ahead
 
 CurrentAnnotations = Mapping[str, str]
 AnnotationPatch = Mapping[str, str | None]

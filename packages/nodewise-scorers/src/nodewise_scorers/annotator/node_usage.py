@@ -182,10 +182,8 @@ def forecast_mean(samples: NDArray[np.float64]) -> float:
 ValueByNode = Mapping[str, float]
 
 
-_SAMPLES_PER_CHUNK: Final = 3
-"""Samples of a forecast."""
-_MIN_RATE_S: Final = 60.0
-"""A rate needs two scrapes."""
+_SAMPLES_PER_CHUNK: Final = 3  # samples of a forecast
+_MIN_RATE_S: Final = 60.0  # a rate needs two scrapes
 _SAMPLES_PER_WINDOW: Final = 60
 
 
@@ -307,8 +305,7 @@ CPU: Final = "cpu_usage"
 MEMORY: Final = "memory_usage"
 """The names in `metrics.resource_metrics_api`, in cores and bytes."""
 
-_MIN_INTERVAL_S: Final = 5.0
-"""metrics-server itself has new values every 15 s."""
+_MIN_INTERVAL_S: Final = 5.0  # metrics-server itself has new values every 15 s
 
 
 class SampledUsageSource:

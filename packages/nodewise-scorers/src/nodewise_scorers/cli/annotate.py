@@ -63,8 +63,7 @@ from nodewise_scorers.statistics.node_usage_reader import WindowOptions
 
 _NODE: Final[Any] = merge("Node", NodeAttributeFields, AnnotatedNode)
 _TICK_S: Final = 1.0
-_MAX_CONCURRENT: Final = 8
-"""Concurrent requests for metrics; there are four metrics."""
+_MAX_CONCURRENT: Final = 8  # concurrent requests for metrics; there are four metrics
 KUBECONFIG: Final = "kubectl.conf"
 """The file in the working folder that the older annotators used outside of a cluster."""
 _COLUMNS: Final = (

@@ -25,8 +25,7 @@ from nodewise_scorers.load_simulation.workload import SimulatedPods
 ALL: Final = "all"
 DEFAULT: Final = "default"
 OURS: Final = "load"
-_RATIO_STEP: Final = 0.93
-"""By which the request ratio changes in the search for the usable CPU."""
+_RATIO_STEP: Final = 0.93  # by which the request ratio changes in the search for the usable CPU
 _MAX_RATIO_STEPS: Final = 16
 _USABLE_RUNS: Final = 10
 """Runs that the search for the usable CPU takes for each other one, about; for the progress bar."""

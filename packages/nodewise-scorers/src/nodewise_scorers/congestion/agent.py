@@ -37,12 +37,9 @@ from nodewise_scorers.statistics.load_annotations import CONGESTION_FACTOR, Cong
 
 PRIORITY: Final = "congestion"
 """Its name in kube-scheduler's configuration, as in the older system, which had no predicate."""
-_NODES_PER_PART: Final = 512
-"""Nodes that are read between two yields: half a millisecond."""
-_MAX_TEXT_LENGTH: Final = 40
-"""Characters of an invalid text that are shown."""
-_TEXT_BYTES: Final = 200
-"""Memory of a text that is kept, with its place in the mapping."""
+_NODES_PER_PART: Final = 512  # nodes that are read between two yields: half a millisecond
+_MAX_TEXT_LENGTH: Final = 40  # characters of an invalid text that are shown
+_TEXT_BYTES: Final = 200  # memory of a text that is kept, with its place in the mapping
 
 Factors = NDArray[np.float64]
 """Whole numbers; NaN where there is none."""

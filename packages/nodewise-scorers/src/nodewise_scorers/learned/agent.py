@@ -21,8 +21,7 @@ PRIORITY: Final = "rl-priority"
 NEVER_TRIED: Final = "never tried"
 _ROUNDING: Final = 1e-9
 """A reward of 0.9 is 9 points although 10 * 0.9 may be a little less in floating point."""
-_NODES_PER_PART: Final = 256
-"""Nodes that are exported between two yields."""
+_NODES_PER_PART: Final = 256  # nodes that are exported between two yields
 _encode = msgspec.json.encode
 
 

@@ -27,8 +27,7 @@ RATE: Final = 0.1
 Floats = NDArray[np.float64]
 
 
-_MAX_EXACT: Final = 2**53
-"""A double holds every whole number up to here."""
+_MAX_EXACT: Final = 2**53  # a double holds every whole number up to here
 
 
 class RewardEstimate(NamedTuple):
@@ -95,11 +94,9 @@ VERSION: Final = 1
 _MAX_TYPES: Final = 1000
 _MAX_ESTIMATES: Final = 50_000
 """Limits of memory; the types without a reward for the longest time are removed first."""
-_MAX_BYTES: Final = 500_000
-"""Of the stored form."""
+_MAX_BYTES: Final = 500_000  # of the stored form
 _MAX_READ_BYTES: Final = 2**20
-_Name = Annotated[str, msgspec.Meta(max_length=400)]
-"""A namespace and the name of a pod together are shorter."""
+_Name = Annotated[str, msgspec.Meta(max_length=400)]  # A namespace and the name of a pod together are shorter
 _GONE_S: Final = 86400.0
 """Rewards of a deleted node are kept for a day, or a half-life: the node may come back."""
 

@@ -24,10 +24,8 @@ from nodewise_scorers.statistics import load_annotations
 
 T = TypeVar("T")
 
-_OBSERVED_PHASES: Final = frozenset({"Running", "Failed", "Unknown"})
-"""Phases to learn from."""
-_MOST_CONTAINERS: Final = 64
-"""A tenant can create pods with thousands, each of whose states would be stored."""
+_OBSERVED_PHASES: Final = frozenset({"Running", "Failed", "Unknown"})  # phases to learn from
+_MOST_CONTAINERS: Final = 64  # a tenant can create pods with thousands, each of whose states would be stored
 _NODE_BOUND_CONTROLLERS: Final = frozenset({"DaemonSet", "Node"})
 """Controllers whose pods are made for a certain node."""
 
@@ -182,10 +180,8 @@ RUNS: Final = 1.0
 SUSPICIOUS: Final = 0.5
 FAILED: Final = 0.0
 
-_FAILURES: Final = frozenset({"Failed", "Unknown"})
-"""Phases."""
-_MAX_ENDS: Final = 10
-"""Terminations that count when only the restart count shows them."""
+_FAILURES: Final = frozenset({"Failed", "Unknown"})  # phases
+_MAX_ENDS: Final = 10  # terminations that count when only the restart count shows them
 _NO_STATE: Final = ContainerState()
 
 

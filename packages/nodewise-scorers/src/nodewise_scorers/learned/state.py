@@ -34,10 +34,8 @@ from nodewise_scorers.load.in_flight_accounting import InFlight
 
 PODS: Final = "learned_pods"
 """The key of the pods in `ClusterState.objects`."""
-_STRIDE: Final = 64
-"""Pods between two yields."""
-_SORTED: Final = 512
-"""Observations that are sorted between two yields."""
+_STRIDE: Final = 64  # pods between two yields
+_SORTED: Final = 512  # observations that are sorted between two yields
 _MIN_INTERVAL_S: Final = 1.0
 """Between two computations: one takes some milliseconds, and pods change many times a second."""
 _RECALL_TIMEOUT_S: Final = 300.0

@@ -30,10 +30,8 @@ from nodewise_scorers.statistics.node_usage_reader import NodeLoads
 
 _EXTENDER_SCALE: Final = 10 * DEFAULT_WEIGHT
 """What a point of an extender counts beside the plugins' scores of up to 100."""
-_DEVIATION_WINDOW_S: Final = 900.0
-"""The window of load-watcher (Trimaran) and of `nodewise annotate`."""
-_VOLCANO_WINDOW_S: Final = 600.0
-"""NODE_METRICS_PERIOD of Volcano's metric source."""
+_DEVIATION_WINDOW_S: Final = 900.0  # the window of load-watcher (Trimaran) and of `nodewise annotate`
+_VOLCANO_WINDOW_S: Final = 600.0  # NODE_METRICS_PERIOD of Volcano's metric source
 
 
 class Nodes:

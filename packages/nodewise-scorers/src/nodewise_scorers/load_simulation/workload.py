@@ -194,10 +194,8 @@ HERD_ARRIVAL: Final = 15
 _HERD_REQUEST_MILLI: Final = 300
 _HERD_LIMIT_MILLI: Final = 1000
 _HERD_USAGE: Final = 0.3
-_HERD_REPLICAS: Final = 50
-"""Replicas that run already, from which the usage of the others is known."""
-_OTHER_PODS: Final = 10
-"""Other pods on each node."""
+_HERD_REPLICAS: Final = 50  # replicas that run already, from which the usage of the others is known
+_OTHER_PODS: Final = 10  # other pods on each node
 _OTHER_REQUEST_MILLI: Final = 400
 _LEAST_BASE_LOAD: Final = 0.05
 _LARGEST_BASE_LOAD: Final = (0.3, 0.5)

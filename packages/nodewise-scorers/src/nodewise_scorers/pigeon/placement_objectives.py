@@ -22,8 +22,7 @@ Bits = NDArray[np.uint8]
 
 ROUNDING: Final = 1e-9
 """A mean share that differs less from 0 or 1 is 0 or 1: CONSOLIDATE is not continuous there, and sums are rounded."""
-_MIN_SCORE: Final = 1
-"""The score of the worst node that the pod fits."""
+_MIN_SCORE: Final = 1  # the score of the worst node that the pod fits
 _NOISE: Final = 1e-10
 """Values that differ by less, relative to the largest, count as equal: rounding errors must not be stretched."""
 

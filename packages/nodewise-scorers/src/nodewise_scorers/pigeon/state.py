@@ -40,10 +40,8 @@ DEFAULT_MEMORY: Final = 16
 """The demand of a pod without a request."""
 PODS: Final = "pigeon_pods"
 """The key of the pods in `ClusterState.objects`."""
-_PODS_STRIDE: Final = 64
-"""Pods between two yields."""
-_STRIDE: Final = 128
-"""Nodes between two yields."""
+_PODS_STRIDE: Final = 64  # pods between two yields
+_STRIDE: Final = 128  # nodes between two yields
 
 Amounts = tuple[float, ...]
 """By resource, in the units of quantities."""

@@ -211,37 +211,27 @@ def _stirling_remainder(x: Floats) -> Floats:
     return (1 / 12 - (1 / 360 - (1 / 1260 - 1 / 1680 / square) / square) / square) / x
 
 
-_EDGE: Final = 1e-3
-"""Thresholds nearer than this to 0 or 1 have no curves: every risk is computed."""
+_EDGE: Final = 1e-3  # thresholds nearer than this to 0 or 1 have no curves: every risk is computed
 
-_PIECES: Final = 128
-"""The pieces of a curve, each a polynomial."""
-_POINTS: Final = 6
-"""The neighbouring points of the grid that a piece interpolates."""
+_PIECES: Final = 128  # the pieces of a curve, each a polynomial
+_POINTS: Final = 6  # the neighbouring points of the grid that a piece interpolates
 _ERROR_FACTOR: Final = 8.0
 _MIN_ERROR: Final = 1e-7
 """The assumed error of a curve is the measured one times the factor, plus this minimum."""
 _TOLERANCE: Final = 1e-11
 _MIN_RISK: Final = 1e-300
-_MAX_RISK: Final = 1 - NO_RISK
-"""Bounds of risks, between which the normal quantile is finite."""
+_MAX_RISK: Final = 1 - NO_RISK  # bounds of risks, between which the normal quantile is finite
 
-_COLUMNS_PER_PIECE: Final = 4
-"""Columns of the table per piece."""
+_COLUMNS_PER_PIECE: Final = 4  # columns of the table per piece
 _COLUMNS: Final = _COLUMNS_PER_PIECE * _PIECES
-_ROWS: Final = 1024
-"""Equal steps of headroom / (|headroom| + `_BEND`)."""
+_ROWS: Final = 1024  # equal steps of headroom / (|headroom| + `_BEND`)
 _BEND: Final = 4.0
-_SAMPLES: Final = 4
-"""Samples of a curve per column."""
-_COMPUTED: Final = -128
-"""The value of a cell instead of a band: the risk itself has to be computed."""
+_SAMPLES: Final = 4  # samples of a curve per column
+_COMPUTED: Final = -128  # the value of a cell instead of a band: the risk itself has to be computed
 
-_BELOW_1: Final = 1 - 1e-12
-"""Keeps the upper edge inside the table."""
+_BELOW_1: Final = 1 - 1e-12  # keeps the upper edge inside the table
 _MAX_SPREAD: Final = SPREAD**0.5
-_COLUMNS_PER_SPREAD: Final = _COLUMNS / _MAX_SPREAD * _BELOW_1
-"""Columns per spread of 1."""
+_COLUMNS_PER_SPREAD: Final = _COLUMNS / _MAX_SPREAD * _BELOW_1  # columns per spread of 1
 
 
 class RiskScorer:

@@ -31,8 +31,7 @@ USAGE_KEYS: Final = (
     FORECAST_FREE_MEMORY,
 )
 CONGESTION_FACTOR: Final = "congestion-factor"
-_RESOURCES: Final = ("cpu", "memory", "pods", "gpu", "ephemeral-storage")
-"""In the order of `Capacity`."""
+_RESOURCES: Final = ("cpu", "memory", "pods", "gpu", "ephemeral-storage")  # in the order of `Capacity`
 REQUESTED_KEYS: Final = tuple(f"requested-{resource}" for resource in _RESOURCES)
 FREE_KEYS: Final = tuple(f"free-{resource}" for resource in _RESOURCES)
 ANNOTATED_AT: Final = "nodewise.io/annotated-at"
@@ -74,8 +73,7 @@ class CongestionAnnotations(TimedAnnotations, frozen=True, gc=False, rename="keb
 
 _DECIMAL: Final = re.compile(r"[+-]?(?:[0-9]+(?:\.[0-9]*)?|\.[0-9]+)(?:[eE][+-]?[0-9]+)?")
 _INTEGER: Final = re.compile(r"[+-]?[0-9]+")
-_MAX_LENGTH: Final = 512
-"""Characters of a number; bounds the time that a hostile text costs."""
+_MAX_LENGTH: Final = 512  # characters of a number; bounds the time that a hostile text costs
 
 
 def number(text: str | None) -> float:

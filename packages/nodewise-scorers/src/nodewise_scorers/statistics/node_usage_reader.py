@@ -240,10 +240,8 @@ _DEVIATION: Final = slice(2, 4)
 _FORECAST: Final = slice(4, 6)
 _CAPACITY: Final = slice(6, 8)
 _TIME: Final = 8
-_EMPTY_ROW: Final = (*[np.nan] * 6, 0.0, 0.0, np.nan)
-"""The row of a node without annotations and capacity."""
-_STRIDE: Final = 16
-"""Changed nodes per part of the work, about 0.1 ms."""
+_EMPTY_ROW: Final = (*[np.nan] * 6, 0.0, 0.0, np.nan)  # the row of a node without annotations and capacity
+_STRIDE: Final = 16  # changed nodes per part of the work, about 0.1 ms
 
 
 class _NodeRows:
