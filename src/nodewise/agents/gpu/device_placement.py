@@ -231,8 +231,11 @@ class DevicePredictions:
         known = self._known(devices, classes, demand)
         stale = columns[devices.versions[columns] != known.versions[columns]]
         stale = stale[stale < len(devices.nodes)]
-        budget = SearchBudget(_MOST_STEPS)
+        budget, expected = SearchBudget(_MOST_STEPS), self._expected_by_node()
+        predicted_below = {devices.columns.get(name) for name in expected}
         for column in stale.tolist():
+            if column in predicted_below:
+                continue
             of_node = devices.nodes[column][1]
             result = self._predict(demand, of_node, device_layout.device_use(of_node), budget)
             if budget.left < 0:
@@ -242,7 +245,6 @@ class DevicePredictions:
         codes = known.codes[columns]
         codes[devices.versions[columns] != known.versions[columns]] = known.code(_NOT_EXAMINED)
         before = CandidateGpus(devices.layout, columns)
-        expected = self._expected_by_node()
         if expected:
             pending = np.zeros((devices.layout.most_gpus, len(columns)), np.int64)
             for name, of_pods in expected.items():

@@ -206,6 +206,21 @@ def test_next_pod_counts_devices_that_are_allocated_but_not_seen_yet() -> None:
     assert cluster.decide(pod("p3", "c3"))[1][2] == "devices gpu: gpu-1"
 
 
+def test_next_pod_counts_capacity_that_is_not_seen_as_consumed_yet() -> None:
+    nodes = [slices(f"n{at}", 2, **SHARED) for at in range(3)]
+    part = {"shareID": "s", "consumedCapacity": {"memory": "60Gi"}}
+    claims = [claim(f"c{at}", capacity={"requests": {"memory": "20Gi"}}) for at in range(2)]
+    cluster = Cluster("pack", *nodes, held("one", "n1", "gpu-0", **part), *claims)
+    devices = [cluster.decide(pod(f"p{at}", f"c{at}"))[1][1] for at in range(2)]
+    assert devices == ["devices gpu: gpu-0", "devices gpu: gpu-1"]
+
+
+def test_pod_that_is_scored_again_does_not_count_its_own_devices() -> None:
+    cluster = Cluster("pack", *THREE, *HELD, claim("c"))
+    devices = [cluster.decide(pod("p", "c"))[1][2] for _ in range(2)]
+    assert devices == ["devices gpu: gpu-1"] * 2
+
+
 def test_expected_device_is_free_again_after_a_time() -> None:
     cluster = Cluster("pack", *THREE, *HELD, claim("c0"), claim("c1"))
     cluster.decide(pod("p0", "c0"))
