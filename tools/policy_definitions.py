@@ -61,8 +61,11 @@ def _definition(kind: str) -> str:
     schema = version["schema"]["openAPIV3Schema"]
     if not is_cluster:
         columns, status = version["additionalPrinterColumns"], schema["properties"]["status"]["properties"]
-        columns[:] = [column for column in columns if column["name"] != "Devices tainted"]
-        del status["taintedDevices"]
+        columns[:] = [
+            column for column in columns if column["name"] not in ("Devices tainted", "Would taint")
+        ]
+        for name in ("taintedDevices", "wouldTaintDevices"):
+            del status[name]
         for name in ("devices", "deviceStates"):
             del status["rules"]["items"]["properties"][name]
     schema["description"], text = _TEXTS[kind]

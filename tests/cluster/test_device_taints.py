@@ -296,7 +296,8 @@ def test_policies_with_other_identities_effects_and_problems(
             lambda: "remedy: set deviceLabel: UUID" in str(status(cluster, "mislabelled")) or None,
             show=lambda: status(cluster, "mislabelled"),
         )
-        wait("Shadow counts", lambda: status(cluster, "observes").get("taintedDevices") == 1 or None)
+        wait("Shadow counts", lambda: status(cluster, "observes").get("wouldTaintDevices") == 1 or None)
+        assert [status(cluster, name)["taintedDevices"] for name in ("observes", "evicts")] == [0, 0]
         assert not tainted(cluster.api, "observes")
         # who stops the policy does not need the controller's help to see which devices are free
         cluster.api.patch(f"{POLICIES}/by-index", {"spec": {"deviceTaints": None, "nodeLabels": NODE_LABELS}})

@@ -30,7 +30,13 @@ from nodewise.devices.resource_slices import DeviceId
 from nodewise.metrics.metrics_snapshot import MetricsSnapshot
 from nodewise.metrics.node_index import Numbers
 from nodewise.metrics.series import Series, ValueState, build_column, pack_samples
-from nodewise.policies import hysteresis, policy_rejection_reasons, policy_status_fields, rule_evaluation
+from nodewise.policies import (
+    hysteresis,
+    policy_rejection_reasons,
+    policy_selection,
+    policy_status_fields,
+    rule_evaluation,
+)
 from nodewise.policies.device_matching import DeviceTable, SeriesMatch, match_series
 from nodewise.policies.hysteresis import (
     FLAPPING,
@@ -75,8 +81,10 @@ class DeviceReport(NamedTuple):
 
     rules: tuple[RuleCounts, ...] = ()
     tainted: int | None = None
-    """How many devices; of a policy that has no device rules any more, how many DeviceTaintRules are left. None if the
+    """How many devices have a DeviceTaintRule of the policy, also if it has no device rules any more. None if the
     rules are not evaluated."""
+    would_taint: int | None = None
+    """How many more devices would be tainted without the mode and the step back of the policy."""
     unmatched: str = ""
     """Which values of labels match no device; empty for none."""
     limited: str = ""
@@ -165,14 +173,17 @@ class DeviceRules:
                     taints.setdefault(device, []).append(rule)
                 reports.append(_report(place, rule, policy, evaluation, inputs))
                 yield
-            if policy.taints_devices:
-                for device, rules in taints.items():
+            would_taint = 0
+            for device, rules in taints.items():
+                if _is_enforced_on(policy, inputs.table, device):
                     taint = _combine(policy, inputs.table.ids[device], rules)
                     result.wanted[taint.name] = taint
-                    yield
-                result.held.update(rule.metadata.name for rule in own if policy.problems)
-            tainted = len(taints) if policy.device_taints else len(own)
-            result.reports[policy.key] = _merge_reports(reports, tainted)
+                else:
+                    would_taint += 1
+                yield
+            if policy.problems and not (policy.only_observes or policy.not_enforced):
+                result.held.update(rule.metadata.name for rule in own)
+            result.reports[policy.key] = _merge_reports(reports, len(own), would_taint)
         self._known = known
         return result
 
@@ -332,6 +343,7 @@ def _report(
     return DeviceReport(
         (counts,),
         0,
+        0,
         _unmatched_text(place, rule, evaluation, table),
         limited,
         _flapping_text(place, rule, state.flaps, inputs.now),
@@ -388,13 +400,23 @@ def _flapping_text(place: str, rule: DeviceRule, history: FlapHistory, now: floa
     )
 
 
-def _merge_reports(reports: Sequence[DeviceReport], tainted: int) -> DeviceReport:
+def _is_enforced_on(policy: Policy, table: DeviceTable, device: int) -> bool:
+    """Whether the policy taints a device that meets its rules. A device without a slice was tainted before; its node
+    is not known.
+    """
+    node = table.nodes[device] or table.ids[device].pool
+    is_absent = device >= table.present and policy.mode == "Canary" and not policy.stepped_back
+    return is_absent or policy_selection.taints_devices_of(policy, node)
+
+
+def _merge_reports(reports: Sequence[DeviceReport], tainted: int, would_taint: int) -> DeviceReport:
     def join(texts: Iterable[str]) -> str:
         return "; ".join(filter(None, texts))
 
     return DeviceReport(
         tuple(counts for report in reports for counts in report.rules),
         tainted,
+        would_taint if reports else None,
         join(report.unmatched for report in reports),
         join(report.limited for report in reports),
         join(report.flapping for report in reports),

@@ -285,11 +285,6 @@ class Policy(msgspec.Struct, frozen=True):
         return self.mode == "Shadow"
 
     @property
-    def taints_devices(self) -> bool:
-        """Whether its `device_taints` have an effect. A taint is for all pods, so a canary has none."""
-        return self.mode == "Enforce" and not self.stepped_back and not self.not_enforced
-
-    @property
     def only_observes(self) -> bool:
         """Whether it has no effect on any pod or node."""
         return self.is_shadow or self.stepped_back

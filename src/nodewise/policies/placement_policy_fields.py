@@ -240,7 +240,8 @@ CANARY: Final = ObjectType(
     {
         "podSelector": Field("Pods with these labels, among those that the policy selects.", SELECTOR),
         "percent": Field(
-            "The share of workloads. All pods of a workload are part of it, or none. Native mode needs podSelector.",
+            "The share of workloads, and of the nodes whose devices deviceTaints taint. All pods of a workload are "
+            "part of it, or none. For pods, native mode needs podSelector.",
             _integer(1, 99),
         ),
     }
@@ -471,8 +472,8 @@ SPEC: Final = ObjectType(
         ),
         "deviceTaints": Field(
             "Rules about devices of DRA drivers. A device that meets any of them gets a taint, by a DeviceTaintRule. "
-            "A device without a value that is new enough keeps its taint. In the modes Shadow and Canary no device "
-            "is tainted.",
+            "A device without a value that is new enough keeps its taint. In the mode Canary, devices of "
+            "canary.percent of the nodes are tainted; in the mode Shadow none are.",
             RULE_LISTS["deviceTaints"],
             only_cluster=True,
         ),

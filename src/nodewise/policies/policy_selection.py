@@ -309,6 +309,17 @@ def is_enforced_for(policy: Policy, pod: PodFields) -> bool:
     return workload_place(policy.key, pod) < canary.percent
 
 
+def taints_devices_of(policy: Policy, node: str) -> bool:
+    """Whether the device rules of a policy have an effect on a node, or on a pool without a node.
+
+    A canary has its percent of the nodes. A taint is for all pods, so a canary of pods has none.
+    """
+    if policy.stepped_back or policy.not_enforced or policy.mode != "Canary":
+        return policy.mode == "Enforce" and not policy.stepped_back and not policy.not_enforced
+    canary = policy.canary
+    return canary is not None and canary.pods is None and _place_of(*policy.key, node) < canary.percent
+
+
 def has_labels(policy: Policy) -> bool:
     """Whether pods can require labels with the verdicts of the policy, in native mode.
 
@@ -331,6 +342,10 @@ def workload_place(key: PolicyKey, pod: PodFields) -> int:
     template_hash = (metadata.labels or {}).get(_TEMPLATE_HASH_LABEL)
     if kind == "ReplicaSet" and template_hash:
         kind, name = "Deployment", name.removesuffix(f"-{template_hash}")
-    text = "\0".join((*key, metadata.namespace, kind, name))
+    return _place_of(*key, metadata.namespace, kind, name)
+
+
+def _place_of(*names: str) -> int:
+    text = "\0".join(names)
     digest = hashlib.blake2b(text.encode("utf-8", "surrogatepass"), digest_size=8).digest()
     return int.from_bytes(digest, "big") % 100

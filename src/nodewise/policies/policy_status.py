@@ -252,7 +252,7 @@ def desired_status(  # complexity: one result of several parts
     reasons = {"Ready": not_ready, "MetricsAvailable": unavailability}
     notes = _notes_when_ready(policy, messages)
     rules = list(_rule_counts(state, clock.parse_rfc3339(now)))
-    tainted, device_rules = _device_fields(policy, facts, before)
+    tainted, would_taint, device_rules = _device_fields(policy, facts, before)
     return PlacementPolicyStatus(
         _conditions(CONDITIONS, messages, reasons, before, facts.generation, now, notes),
         facts.generation,
@@ -260,6 +260,7 @@ def desired_status(  # complexity: one result of several parts
         _selected_pods(state, facts),
         _rejected_nodes_of_all(state, facts),
         tainted,
+        would_taint,
         (*shard_reports.add_rule_counts(rules, facts.others), *device_rules),
         stepped_back=facts.step_back,
     )
@@ -267,16 +268,18 @@ def desired_status(  # complexity: one result of several parts
 
 def _device_fields(
     policy: Policy, facts: StatusFacts, before: PlacementPolicyStatus
-) -> tuple[int | None, tuple[RuleCounts, ...]]:
-    """How many devices are tainted, and the device rules; those of before until they are evaluated."""
+) -> tuple[int | None, int | None, tuple[RuleCounts, ...]]:
+    """How many devices are and would be tainted, and the device rules; those of before until they are evaluated."""
     if facts.devices is not None and facts.devices.tainted is not None:
         # of a policy without device rules, the number tells a new leader that it must look for DeviceTaintRules
         return (
             facts.devices.tainted if policy.device_taints else facts.devices.tainted or None,
+            facts.devices.would_taint,
             facts.devices.rules,
         )
     rules = (rule for rule in before.rules if policy.device_taints and rule.devices is not None)
-    return before.tainted_devices, tuple(rules)
+    would_taint = before.would_taint_devices if policy.device_taints else None
+    return before.tainted_devices, would_taint, tuple(rules)
 
 
 def _add_messages(messages: dict[str, str], facts: StatusFacts, before: Status) -> None:

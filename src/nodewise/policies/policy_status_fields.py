@@ -206,6 +206,8 @@ class PlacementPolicyStatus(StatusWithConditions, frozen=True, omit_defaults=Tru
     """None: the policy rejects no nodes."""
     tainted_devices: int | None = None
     """None: the policy has no device rules."""
+    would_taint_devices: int | None = None
+    """None: the policy has no device rules."""
     rules: tuple[RuleCounts, ...] = ()
     stepped_back: StepBack | None = None
 

@@ -42,9 +42,9 @@ def _time_notes(policy: Policy, sync_period_s: float) -> Iterator[Problem]:
                     f"at least {period}, the default refresh period: states change with new values only"
                 )
                 yield Problem(f"{place}.{field}", clock.format_duration(time_s), expected)
-    if policy.device_taints and policy.mode == "Canary":
-        expected = "Shadow, which counts devices, or Enforce: a taint is for all pods, so a canary has none"
-        yield Problem("spec.mode", "Canary with deviceTaints", expected)
+    if policy.device_taints and policy.mode == "Canary" and policy.canary and policy.canary.pods is not None:
+        expected = "percent, a share of the nodes: a taint is for all pods, so this canary taints no device"
+        yield Problem("spec.canary.podSelector", "deviceTaints with a canary of pods", expected)
 
 
 def effect_notes(  # complexity: one case for each note
@@ -53,7 +53,7 @@ def effect_notes(  # complexity: one case for each note
     """The notes about a policy without problems. `sync_period_s` is the time between two values of a metric."""
     yield from _time_notes(policy, sync_period_s)
     canary, guard = policy.canary, policy.guard
-    if canary is not None and canary.pods is None:
+    if canary is not None and canary.pods is None and policy.selection is not None:
         expected = "podSelector in native mode, which has no canary by percent; the extender has it"
         yield Problem("spec.canary.percent", str(canary.percent), expected)
     elif (

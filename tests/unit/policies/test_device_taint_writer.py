@@ -50,6 +50,11 @@ class RefusingApi(FakeApi):
             raise self.refusals["get"]
         return await super().get(path, params, **more)
 
+    async def create(self, path: str, body: object, params: Params = NONE, **more: Any) -> bytes:
+        if "create" in self.refusals:
+            raise self.refusals["create"]
+        return await super().create(path, body, params, **more)
+
     async def delete(self, path: str, body: object = b"", params: Params = NONE, **more: Any) -> bytes:
         if "delete" in self.refusals:
             raise self.refusals["delete"]
@@ -127,6 +132,19 @@ def test_taint_is_written_and_removed() -> None:
     asyncio.run(run())
 
 
+def test_refused_taints_are_not_counted_as_tainted_devices() -> None:
+    async def run() -> None:
+        cluster = Cluster()
+        cluster.api.refusals["create"] = Refused("create: 403", [Problem("", "no right", "")])
+        async with cluster.running():
+            cluster.values = {"GPU-0": 95, "GPU-1": 95}
+            report = await cluster.step(SPEC)
+            assert report.tainted == 0
+            assert "the API server refuses the DeviceTaintRule nodewise-gpus-" in report.refused
+
+    asyncio.run(run())
+
+
 def test_refused_deletion_is_in_the_report() -> None:
     async def run() -> None:
         cluster = Cluster()
@@ -135,7 +153,9 @@ def test_refused_deletion_is_in_the_report() -> None:
             await cluster.step(SPEC)
             cluster.api.refusals["delete"] = Refused("delete: 403", [Problem("", "no right", "")])
             cluster.values = {"GPU-0": 20}
-            refused = (await cluster.step(SPEC)).refused
+            report = await cluster.step(SPEC)
+            refused = report.refused
+            assert report.tainted == 1
             assert "the API server refuses the deletion of the DeviceTaintRule nodewise-gpus-" in refused
             assert "no right" in refused
             assert cluster.tainted() == {"gpu-0"}

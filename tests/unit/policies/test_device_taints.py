@@ -303,11 +303,42 @@ def test_one_device_of_few_may_be_tainted() -> None:
     assert evaluator.step({"n1/n1-0": 95, "n1/n1-1": 95}) == {"n1/gpu-0": "NoSchedule"}
 
 
-@pytest.mark.parametrize("spec", [{"mode": "Shadow"}, {"mode": "Canary", "canary": {"percent": 10}}])
+CANARY_PODS = {"podSelector": {"matchLabels": {"track": "canary"}}}
+
+
+@pytest.mark.parametrize("spec", [{"mode": "Shadow"}, {"mode": "Canary", "canary": CANARY_PODS}])
 def test_no_device_is_tainted_by_a_policy_that_observes(spec: Mapping[str, Any]) -> None:
     evaluator = Evaluator(policy(HOT, **spec))
     assert evaluator.step({"n1/n1-0": 95}) == {}
-    assert evaluator.report().tainted == 1
+    assert (evaluator.report().tainted, evaluator.report().would_taint) == (0, 1)
+
+
+def test_canary_taints_devices_of_its_share_of_the_nodes() -> None:
+    nodes = [f"n{number}" for number in range(200)]
+    hot = {f"{node}/{node}-0": 95.0 for node in nodes}
+    tainted = {}
+    for percent in (20, 60):
+        canary = policy(HOT | {"maxTaintedShare": "0.9"}, mode="Canary", canary={"percent": percent})
+        evaluator = Evaluator(canary, listed=slices(*nodes, count=2))
+        tainted[percent] = evaluator.step(hot)
+        assert 0.7 * percent < len(tainted[percent]) / 2 < 1.3 * percent
+        evaluator.step(hot)
+        report = evaluator.report()
+        assert (report.tainted, report.would_taint) == (len(tainted[percent]), 200 - len(tainted[percent]))
+    assert tainted[20].keys() < tainted[60].keys()
+
+
+@pytest.mark.parametrize(
+    ("spec", "expected"),
+    [({"mode": "Canary", "canary": {"percent": 99}}, 1), ({"mode": "Shadow"}, 0)],
+)
+def test_device_without_slice_stays_tainted_in_the_canary_only(
+    spec: Mapping[str, Any], expected: int
+) -> None:
+    evaluator = Evaluator(policy(HOT))
+    evaluator.step({"n1/n1-0": 95})
+    evaluator.policies, evaluator.slices = (policy(HOT, **spec),), slices("n2")
+    assert len(evaluator.step()) == expected
 
 
 def test_two_policies_taint_one_device_with_a_rule_each() -> None:

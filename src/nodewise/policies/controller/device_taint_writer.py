@@ -11,6 +11,7 @@ are created, not applied, and changes and deletions name the uid.
 import asyncio
 import contextlib
 import random
+from collections import Counter
 from collections.abc import Awaitable, Callable, Container, Iterator, Mapping
 from functools import partial
 from typing import Any, Final, NamedTuple
@@ -53,9 +54,9 @@ _RETRY_S: Final = 30.0
 """The time after which an API that is missing or refused is examined again."""
 _REFUSED_S: Final = 60.0
 _CONFIRMED_S: Final = 5.0
+"""The time after which the watch counts again instead of the last write."""
 _MISSING_RIGHT: Final = 'resource "devicetaintrules" in API group'
 """What the API server's message about a missing right contains, and that of the admission policy does not."""
-"""The time after which the watch counts again instead of the last write."""
 _LABELS: Final = ("ResourceSlice (device rules)", "DeviceTaintRule (device rules)")
 
 
@@ -223,8 +224,11 @@ class DeviceTaintWriter:
         self._patcher.retain({*existing, *taints.wanted})
         due = dict(self._due_writes(watches.resource, existing, taints))
         await self._patcher.run(due.items())
-        self._handle.metrics_registry.set("device_taints", len(taints.wanted))
-        return self._with_failures(taints, existing, due)
+        reports = self._with_results(taints, existing, due)
+        self._handle.metrics_registry.set(
+            "device_taints", sum(each.tainted or 0 for each in reports.values())
+        )
+        return reports
 
     async def _update_table(  # complexity: sets of devices
         self, watches: _Watches, existing: Mapping[str, DeviceTaintRule]
@@ -311,18 +315,34 @@ class DeviceTaintWriter:
         self._patcher.written[metadata.name] = _Written(metadata.uid, now_s)
         logs.emit("device_taint_removed", policy=rule.policy_label, device=str(rule.device))
 
-    def _with_failures(
+    def _with_results(
         self, taints: DeviceTaints, existing: Mapping[str, DeviceTaintRule], due: Container[str]
     ) -> dict[PolicyKey, DeviceReport]:
-        """The reports, with the first DeviceTaintRule of each policy that cannot be written or deleted."""
-        reports = dict(taints.reports)
-        by_label = {policy_label(key.name): key for key in reports}
+        """The reports, with the number of DeviceTaintRules of each policy that exist after the writes, and with those
+        that cannot be written or deleted.
+        """
+        now_s, labels = self._handle.clock.monotonic(), {}
+        labels.update((name, rule.policy_label) for name, rule in existing.items())
+        for name, (outcome, at_s) in self._patcher.written.items():
+            if now_s - at_s < _CONFIRMED_S:
+                if isinstance(outcome, TaintOfPolicy):
+                    labels[name] = policy_label(outcome.policy)
+                elif name in existing and existing[name].metadata.uid == outcome:
+                    del labels[name]
+        present = Counter(labels.values())
+        refusals: dict[str, list[str]] = {}
         for name, failure in self._patcher.failures.items():
-            taint = taints.wanted.get(name)
-            label = policy_label(taint.policy) if taint else existing[name].policy_label
-            key = by_label.get(label) if name in due else None
-            if key is not None and not reports[key].refused:
-                action = "" if taint else " the deletion of"
-                text = f"the API server refuses{action} the DeviceTaintRule {name}: {_with_remedy(failure.cause)}"
-                reports[key] = reports[key]._replace(refused=text)
+            if name in due:
+                taint = taints.wanted.get(name)
+                label = policy_label(taint.policy) if taint else existing[name].policy_label
+                action = "" if taint else "the deletion of "
+                text = f"{action}the DeviceTaintRule {name}: {_with_remedy(failure.cause)}"
+                refusals.setdefault(label, []).append(text)
+        reports = {}
+        for key, report in taints.reports.items():
+            label = policy_label(key.name)
+            refused = f"the API server refuses {refusals[label][0]}" if label in refusals else ""
+            if (count := len(refusals.get(label, ()))) > 1:
+                refused = f"{count} DeviceTaintRules are refused: {refused}"
+            reports[key] = report._replace(tainted=present[label], refused=refused)
         return reports
