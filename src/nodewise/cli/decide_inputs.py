@@ -217,8 +217,12 @@ class _ObjectSources(NamedTuple):
     policies: FileObjects
 
 
-async def read_objects(selection: InputSelection, api: Api | None) -> ObjectsAndMetrics:
-    """All inputs except the metrics of live sources. `BadInput` names what cannot be read in files."""
+async def read_objects(
+    selection: InputSelection, api: Api | None, more: Sequence[Watched] = ()
+) -> ObjectsAndMetrics:
+    """All inputs except the metrics of live sources, with more kinds than agents read. `BadInput` names what cannot be
+    read in files.
+    """
     kinds = [agents.load(name) for name in selection.options]
     plain, tables = metric_files.split_paths(selection.paths)
     sources = _ObjectSources(api, object_files.read(plain), object_files.read(selection.policies))
@@ -227,7 +231,8 @@ async def read_objects(selection: InputSelection, api: Api | None) -> ObjectsAnd
     node_type = object_feed.merge_node_types(kinds)
     pod_type = merge("Pod", PodPlacement, _NativePodFields, *(kind.pod_fields for kind in kinds))
     pods_of_cluster = _NOT_FINISHED if selection.running else _WAITING
-    others = [watched for watched in all_watched if watched.resource != PODS and not watched.own_namespace]
+    own = [watched for watched in all_watched if watched.resource != PODS and not watched.own_namespace]
+    others = [*own, *more]
     nodes, pods, *lists = await _run_queries(
         sources,
         [
@@ -297,14 +302,20 @@ def _warn_of_misspelled_kinds(sources: _ObjectSources, resources: Iterable[Resou
                 )
 
 
-async def read_nodes(paths: Sequence[str], api: Api | None) -> ObjectsAndMetrics:
-    """The nodes, and the metrics of files, for a command that decides no pods."""
+async def read_nodes(
+    paths: Sequence[str], api: Api | None, more: Sequence[Watched] = ()
+) -> ObjectsAndMetrics:
+    """The nodes, more kinds of objects, and the metrics of files, for a command that decides no pods."""
     plain, tables = metric_files.split_paths(paths)
     files = object_files.read(plain) if plain else FileObjects({})
-    query = _ObjectQuery(Watched("nodes", NODES, object_feed.merge_node_types(())))
-    [nodes] = await _run_queries(_ObjectSources(api, files, FileObjects({})), [query])
+    queries = [
+        _ObjectQuery(Watched("nodes", NODES, object_feed.merge_node_types(()))),
+        *map(_ObjectQuery, more),
+    ]
+    nodes, *lists = await _run_queries(_ObjectSources(api, files, FileObjects({})), queries)
+    objects = {watched.name: listed for watched, listed in zip(more, lists, strict=True)}
     snapshot = metric_files.read_snapshot(files, tables, node_facts(nodes))
-    return ObjectsAndMetrics((), nodes, {}, {}, snapshot)
+    return ObjectsAndMetrics((), nodes, {}, objects, snapshot)
 
 
 async def _run_queries(sources: _ObjectSources, queries: Sequence[_ObjectQuery]) -> list[ObjectsByKey]:

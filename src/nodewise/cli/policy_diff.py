@@ -2,12 +2,14 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import nullcontext
+from itertools import chain
+from operator import attrgetter
 from typing import Annotated, Any, Final, Literal, NamedTuple
 
 import click
 import msgspec
 
-from nodewise.agent import NodeIndex
+from nodewise.agent import NodeIndex, Watched
 from nodewise.agents.telemetry import KIND
 from nodewise.base import cooperative_scheduling
 from nodewise.base.clock import format_duration, format_rfc3339
@@ -27,12 +29,20 @@ from nodewise.metrics.metrics_source import RefreshOptions
 from nodewise.metrics.missing_values import Cause
 from nodewise.metrics.prometheus.options import PrometheusOptions
 from nodewise.observe import logs
-from nodewise.policies import policy_status_fields
+from nodewise.policies import policy_status, policy_status_fields
 from nodewise.policies.options import TelemetryOptions
 from nodewise.policies.placement_policy import PolicyKey
+from nodewise.policies.policy_objects import RESOURCES
 from nodewise.policies.state import POLICY_KINDS, PolicyState
-from nodewise.policy_tools import policy_diff, policy_history_diff, policy_timeline
+from nodewise.policy_tools import device_timeline, policy_diff, policy_history_diff, policy_timeline
 from nodewise.policy_tools.backtest_history import HistoryRange
+from nodewise.policy_tools.device_timeline import (
+    DeviceChange,
+    DeviceObjects,
+    DeviceRuleChange,
+    DeviceState,
+    DeviceTimeline,
+)
 from nodewise.policy_tools.policy_diff import ModeChange, NodeVerdict, SelectedPodGroup
 from nodewise.policy_tools.policy_history_diff import HistoryComparison
 from nodewise.policy_tools.policy_timeline import Moment, Objects, PolicyTimeline, TimelineSettings
@@ -83,15 +93,20 @@ class PolicyComparison(NamedTuple):
     notes: Sequence[str] = ()
     """Which policies are compared as if they were enforced."""
     history: HistoryComparison | None = None
+    device_rules: Sequence[DeviceRuleChange] = ()
+    devices: Sequence[DeviceChange] = ()
+    device_count: int = 0
+    """The devices of the drivers that device rules name."""
 
     @property
     def is_comparable(self) -> bool:
         """Whether anything was compared, now or in the history."""
-        return self.has_values or self.history is not None
+        return self.has_values or self.history is not None or bool(self.device_rules)
 
     @property
     def has_changes(self) -> bool:
-        return bool(self.groups or self.labels or self.modes or (self.history and self.history.groups))
+        now = self.groups or self.labels or self.modes or self.device_rules or self.devices
+        return bool(now or (self.history and self.history.groups))
 
 
 @settings_command(
@@ -105,12 +120,13 @@ class PolicyComparison(NamedTuple):
     short_help="Show what changes if policies replace others.",
 )
 def command(command_line: CommandLine) -> None:
-    """Show the nodes and pods whose verdict or rank changes if the policies of NEW replace those of OLD.
+    """Show the nodes, pods and devices that change if the policies of NEW replace those of OLD.
 
     OLD and NEW are files or folders with policies, also of different kinds or names. Nodes, pods, metrics and all other
     policies are read from FILE as by nodewise decide, or with --cluster from the cluster. Pods with the same policies
     are compared once. If none is selected, an example for the selectors of each policy is compared. Node labels of
-    policies are compared as if no node had any. Policies in the mode Shadow or Canary are compared as if they were
+    policies are compared as if no node had any. Device rules that differ are listed, and with ResourceSlices and values
+    the devices that would be tainted or released. Policies in the mode Shadow or Canary are compared as if they were
     enforced, unless NEW gives a policy more effect: from Shadow to Enforce, or another canary. With --since, rejections
     are also compared over the history of the metrics in Prometheus, for the pods and nodes of now. Nothing is written.
 
@@ -126,7 +142,7 @@ def command(command_line: CommandLine) -> None:
       0  nothing changes; with --since, at the times that could be compared
       1  a file or the cluster cannot be read, or no rule could be compared
       2  the command line or a setting is invalid
-      3  a node changes for a pod, or a node label or the mode of a policy changes
+      3  a node changes for a pod, or a node label, the taint of a device, a device rule or the mode of a policy changes
     """
     logs.configure("error", "messages")
     own = command_line.settings(DiffOptions)
@@ -175,7 +191,7 @@ async def _compare(  # complexity: reads, evaluates and compares
     selection = InputSelection(own.paths, (), [KIND.name], {KIND.name: options}, "", running=True)
     kube = command_line.settings(ClusterOptions).kube
     async with open_api(kube) if own.cluster else nullcontext() as api:
-        inputs = await decide_inputs.read_objects(selection, api)
+        inputs = await decide_inputs.read_objects(selection, api, _watched_devices(old, new))
         if not inputs.nodes:
             raise BadInput(
                 "policy diff", [Problem(" ".join(own.paths) or "the cluster", "no Node", "at least one Node")]
@@ -194,7 +210,7 @@ async def _compare(  # complexity: reads, evaluates and compares
     compared = [policy_diff.compare(group, before, after) for group in groups]
     comparison = PolicyComparison(
         len(nodes),
-        [group for group in compared if group.nodes],
+        list(filter(attrgetter("nodes"), compared)),
         sum(len(group.pods) for group in groups),
         list(policy_diff.label_changes(before, after)),
         _missing_metrics(states, snapshot),
@@ -202,6 +218,10 @@ async def _compare(  # complexity: reads, evaluates and compares
         modes.changes,
         modes.notes,
     )
+    if _watched_devices(old, new):
+        rules = device_timeline.device_rule_changes(*map(policy_diff.parse_policies, (old, new)))
+        comparison = comparison._replace(device_rules=list(rules))
+        comparison = _with_devices(comparison, inputs, objects, (before, after))
     if not own.since_s:
         return comparison
     history_range = HistoryRange(own.since_s, None, own.step_s)
@@ -210,6 +230,49 @@ async def _compare(  # complexity: reads, evaluates and compares
             objects, groups, settings, inputs.nodes, fetching.prometheus, history_range, progress
         )
     return comparison._replace(history=history)
+
+
+def _watched_devices(*sides: Objects) -> Sequence[Watched]:
+    """What is read for device rules; nothing without any."""
+    policies = chain.from_iterable(policy_diff.parse_policies(side).values() for side in sides)
+    return device_timeline.WATCHED if any(policy.device_taints for policy in policies) else ()
+
+
+def _with_devices(
+    comparison: PolicyComparison,
+    inputs: ObjectsAndMetrics,
+    objects: Sequence[Objects],
+    moments: Sequence[Moment],
+) -> PolicyComparison:
+    """The comparison with the devices of all policies."""
+    timelines = []
+    for objects_of_side, moment in zip(objects, moments, strict=True):
+        timeline = DeviceTimeline(
+            [state.policy for state in moment.state.policies.values() if state.policy.device_taints],
+            DeviceObjects.of(inputs.objects),
+            {
+                PolicyKey("ClusterPlacementPolicy", *key): policy_status.rules_of_status(item)
+                for key, item in objects_of_side.get(RESOURCES["ClusterPlacementPolicy"].plural, {}).items()
+            },
+        )
+        timeline.advance(moment.state.device_metrics, moment.state.max_ages, moment.at)
+        timelines.append(timeline)
+    before, after = timelines
+    reports = after.taints.reports.items()
+    notes = (
+        f"{key.text()}: {text}"
+        for key, report in reports
+        for text in (report.unmatched, report.limited)
+        if text
+    )
+    count = len(
+        {str(each) for timeline in timelines for each in timeline.table.ids[: timeline.table.present]}
+    )
+    return comparison._replace(
+        notes=[*comparison.notes, *notes],
+        devices=device_timeline.device_changes(before.taints, after.taints),
+        device_count=count,
+    )
 
 
 def _advance(timeline: PolicyTimeline, at: float, snapshot: MetricsSnapshot, nodes: NodeIndex) -> Moment:
@@ -229,11 +292,11 @@ def _states_of(moment: Moment, side: Objects) -> Iterator[PolicyState]:
 
 
 def _have_values(states: Sequence[PolicyState]) -> bool:
-    """Whether a rule of these policies is valid, and its metric has a value on a node."""
+    """Whether a rule of these policies is valid, and its metric has a value."""
     return any(
         comparison.metric_request().key not in state.unfetched
         for state in states
-        for comparison in state.policy.usable_comparisons()
+        for comparison in chain(state.policy.usable_comparisons(), state.policy.device_comparisons())
     )
 
 
@@ -268,17 +331,39 @@ def _print_text(comparison: PolicyComparison) -> None:
         terminal_output.print_table(("NODE", "LABEL", "BEFORE", "AFTER"), rows[:_MAX_ROWS])
         if len(labels) > _MAX_ROWS:
             click.echo(f"… and {len(labels) - _MAX_ROWS} more labels")
+    _print_devices(comparison)
     click.echo(_summary(comparison))
     if comparison.history:
         _print_history(comparison.history)
 
 
+def _print_devices(comparison: PolicyComparison) -> None:
+    for rule in comparison.device_rules:
+        terminal_output.print_line(f"{rule.policy.text()}: device rule")
+        terminal_output.print_line(f"  before: {rule.before or 'none'}")
+        terminal_output.print_line(f"  after:  {rule.after or 'none'}")
+    if comparison.devices:
+        changes = comparison.devices[:_MAX_ROWS]
+        terminal_output.print_table(
+            ("DEVICE", "BEFORE", "AFTER"),
+            [(change.device, change.before.text(), change.after.text()) for change in changes],
+        )
+        if len(comparison.devices) > _MAX_ROWS:
+            click.echo(f"… and {len(comparison.devices) - _MAX_ROWS} more devices")
+
+
 def _summary(comparison: PolicyComparison) -> str:
     """What changes now, in one line."""
-    if comparison.groups or comparison.labels or comparison.modes:
+    of_devices = comparison.device_rules or comparison.devices
+    if comparison.groups or comparison.labels or comparison.modes or of_devices:
         pods = sum(len(group.pods) for group in comparison.groups)
         selected = f"{pods:,} of {comparison.pod_count:,} selected pods change"
-        return f"{selected}, {len(comparison.labels):,} node labels change"
+        summary = f"{selected}, {len(comparison.labels):,} node labels change"
+        if not of_devices:
+            return summary
+        rules = len(comparison.device_rules)
+        devices = f"{len(comparison.devices):,} of {counted(comparison.device_count, 'device')} change"
+        return f"{summary}, {counted(rules, 'device rule')} and {devices}"
     if not comparison.is_comparable:
         return "nothing was compared"
     now = " now" if comparison.history else ""
@@ -376,6 +461,7 @@ def _document(comparison: PolicyComparison) -> Mapping[str, Any]:
             for change in comparison.modes
         ],
         "notes": comparison.notes,
+        **_devices_document(comparison),
         **({"history": _history_document(comparison.history)} if comparison.history else {}),
     }
 
@@ -397,6 +483,27 @@ def _history_document(history: HistoryComparison) -> Mapping[str, Any]:
             for item in history.groups
         ],
     }
+
+
+def _devices_document(comparison: PolicyComparison) -> Mapping[str, Any]:
+    return {
+        "device_rules": [
+            {"policy": change.policy.text(), "before": change.before or None, "after": change.after or None}
+            for change in comparison.device_rules
+        ],
+        "devices": [
+            {
+                "device": change.device,
+                "before": _device_document(change.before),
+                "after": _device_document(change.after),
+            }
+            for change in comparison.devices
+        ],
+    }
+
+
+def _device_document(state: DeviceState) -> Mapping[str, Any]:
+    return {"effect": state.effect or None, "reason": state.reason or None}
 
 
 def _verdict_document(verdict: NodeVerdict) -> Mapping[str, Any]:

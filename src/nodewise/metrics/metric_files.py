@@ -93,7 +93,11 @@ def missing_from_files(metric: str, files: str, snapshot: MetricsSnapshot) -> Me
 
 
 def select_series(snapshot: MetricsSnapshot, request: MetricRequest) -> Series | None:
-    """The series of a metric by name, regardless of the query of the request; None if it is missing."""
+    """The series of a metric by name, regardless of the query of the request; None if it is missing. Files have no
+    values of devices.
+    """
+    if request.device_label:
+        return None
     name = MetricRequest(request.metric, aggregate=request.aggregate).key
     return snapshot.series.get(name) or snapshot.series.get(request.metric)
 

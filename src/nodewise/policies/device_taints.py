@@ -311,6 +311,15 @@ def _rule_part(part: Comparison, evaluation: rule_evaluation.RuleEvaluation, is_
     return RulePart(known, broken, held, np.array(False))
 
 
+def rule_text(rule: DeviceRule) -> str:
+    """The whole rule: `temp above 90: NoSchedule for gpu.example.com by UUID = uuid, maxTaintedShare 0.25`."""
+    attribute = f" = {rule.attribute}" if rule.attribute else ""
+    return (
+        f"{_expression(rule)}: {rule.effect} for {rule.driver} by {rule.parts[0].device_label}{attribute},"
+        f" maxTaintedShare {rule.max_share}"
+    )
+
+
 def _expression(rule: DeviceRule) -> str:
     text = " and ".join(
         policy_status_fields.comparison_expression(part, "ClusterPlacementPolicy") for part in rule.parts

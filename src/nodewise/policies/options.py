@@ -1,12 +1,13 @@
 """Settings of the telemetry agent."""
 
+from collections.abc import Iterable, Mapping
 from typing import Annotated, Literal, NamedTuple
 
 import msgspec
 
 from nodewise.base.option import Option
 from nodewise.metrics import series
-from nodewise.metrics.metrics_source import default_max_age_s
+from nodewise.metrics.metrics_source import MetricRequest, default_max_age_s
 from nodewise.policies.placement_policy import Comparison
 
 
@@ -73,6 +74,21 @@ class MaxAges(NamedTuple):
         if not self.follows_samples:
             return self.default_s
         return series.derived_max_age_s(self.default_s, distance_s)
+
+    def requests(
+        self, rules: Iterable[Comparison], distances: Mapping[str, float | None]
+    ) -> dict[str, MetricRequest]:
+        """The requests for metrics with samples at these distances, by key, each with the shortest maximum age of its
+        rules.
+        """
+        requests: dict[str, MetricRequest] = {}
+        for rule in rules:
+            request = rule.metric_request()
+            age_s = self.of_rule(rule, distances.get(request.key))
+            known = requests.get(request.key)
+            age_s = age_s if known is None else min(age_s, known.max_age_s)
+            requests[request.key] = request._replace(max_age_s=age_s)
+        return requests
 
 
 def max_age_s(options: TelemetryOptions, sync_period_s: float) -> float:

@@ -227,6 +227,11 @@ def status_of(kind: PolicyKind, policy_object: PolicyObject) -> Status:
     return decode_status(policy_object, PlacementPolicyStatus)
 
 
+def rules_of_status(policy_object: PolicyObject) -> tuple[RuleCounts, ...]:
+    """The rules in the status of a PlacementPolicy or ClusterPlacementPolicy."""
+    return decode_status(policy_object, PlacementPolicyStatus).rules
+
+
 def desired_status(  # complexity: one result of several parts
     state: PolicyState, facts: StatusFacts, before: Status, now: str
 ) -> Status:

@@ -29,6 +29,8 @@ from nodewise.policies.policy_selection import PodFields, PodMetadata, Selection
 from nodewise.policy_tools import backtest_report, policy_backtest, policy_timeline
 from nodewise.policy_tools.backtest_report import BacktestReport
 from nodewise.policy_tools.backtest_summary import StartedPod
+from nodewise.policy_tools.device_backtest import DeviceBacktest
+from nodewise.policy_tools.device_timeline import DeviceObjects
 from nodewise.policy_tools.policy_backtest import Backtest, Variant
 from nodewise.policy_tools.policy_timeline import Objects, PolicyTimeline, TimelineSettings
 
@@ -116,6 +118,13 @@ OnProgress = Callable[[int, int], None]
 """Called with the number of times that are evaluated, and of all."""
 
 
+class HistoryObjects(NamedTuple):
+    """The objects of now that a history is evaluated for."""
+
+    nodes: Mapping[ObjectKey, Any]
+    devices: DeviceObjects = DeviceObjects()
+
+
 class _Setup(NamedTuple):
     """What every part of a backtest uses."""
 
@@ -129,19 +138,20 @@ class _Setup(NamedTuple):
 async def backtest(
     objects: Objects,
     settings: TimelineSettings,
-    nodes: Mapping[ObjectKey, Any],
+    now: HistoryObjects,
     prometheus: PrometheusOptions,
     history_range: HistoryRange,
     on_progress: OnProgress,
 ) -> BacktestReport:
-    """The report of all policies that reject nodes.
+    """The report of all policies that reject nodes or taint devices.
 
     `BadInput` if a policy has problems, or the history has no values of these nodes.
     """
     timeline = PolicyTimeline(objects, settings)
-    if not any(policy.avoid for policy in timeline.policies.values()):
+    if not any(policy.avoid or policy.device_taints for policy in timeline.policies.values()):
         names = ", ".join(key.path for key in timeline.policies)
-        problem = Problem(names, "no rules that reject nodes", "a policy with avoid")
+        expected = "a policy with avoid or deviceTaints"
+        problem = Problem(names, "no rules that reject nodes or taint devices", expected)
         raise BadInput(_WHAT, [problem if names else Problem("", "no policy", "at least one policy")])
     problems = [
         problem._replace(field=f"{key.path}: {problem.field}")
@@ -150,13 +160,14 @@ async def backtest(
     ]
     if problems:
         raise BadInput(_WHAT, problems)
-    history, index = open_history(nodes, prometheus)
-    rejecting = {key: policy for key, policy in timeline.policies.items() if policy.avoid}
-    notes = list(policy_timeline.mode_notes(rejecting))
+    history, index = open_history(now.nodes, prometheus)
+    evaluated = {key: each for key, each in timeline.policies.items() if each.avoid or each.device_taints}
+    notes = list(policy_timeline.mode_notes(evaluated))
     setup = _Setup(history, index, history_range.recording, notes, on_progress)
     try:
         grid = await time_grid(history, history_range, setup.notes)
-        return await _evaluate(setup, timeline, objects, settings, grid)
+        devices = DeviceBacktest(timeline.policies, now.devices, settings.max_ages, history_range.step_s)
+        return await _evaluate(setup, timeline, objects, settings, grid, devices)
     finally:
         await history.close()
 
@@ -203,21 +214,45 @@ async def time_grid(history: PrometheusHistory, history_range: HistoryRange, not
 
 
 async def _evaluate(
-    setup: _Setup, timeline: PolicyTimeline, objects: Objects, settings: TimelineSettings, grid: TimeGrid
+    setup: _Setup,
+    timeline: PolicyTimeline,
+    objects: Objects,
+    settings: TimelineSettings,
+    grid: TimeGrid,
+    devices: DeviceBacktest,
 ) -> BacktestReport:
+    setup.history.most_columns = max(len(setup.nodes), devices.device_count)
     needed = Backtest(timeline, setup.nodes, lambda _: (), settings=settings)
-    samples = await _read_samples(setup, needed, grid)
+    samples = await _read_samples(setup, CombinedBacktest(needed, devices), grid)
 
     def variants(policy: Policy) -> Sequence[Variant]:
         return [*policy_backtest.single_rules(policy), *policy_backtest.alternatives(policy, samples)]
 
     evaluation = Backtest(timeline, setup.nodes, variants, settings=settings)
-    await for_each_block(setup.history, evaluation.requests_for, grid, evaluation.add, setup.on_progress)
+    combined = CombinedBacktest(evaluation, devices)
+    await for_each_block(setup.history, combined.requests_for, grid, combined.add, setup.on_progress)
     if not len(evaluation.times):
         raise BadInput(_WHAT, [no_usable_time(grid)])
     _note_gaps(setup, evaluation, grid)
-    pods = await _read_pods(setup, timeline, objects, grid)
-    return backtest_report.build(evaluation, setup.nodes, grid, pods, samples, setup.notes)
+    pods = await _read_pods(setup, timeline, objects, grid) if evaluation.records else None
+    report = backtest_report.build(evaluation, setup.nodes, grid, pods, samples, setup.notes)
+    return report._replace(device_policies=devices.reports())
+
+
+class CombinedBacktest(NamedTuple):
+    """Rules of nodes and of devices over the same history."""
+
+    nodes: Backtest
+    devices: DeviceBacktest
+
+    def requests_for(self, distances: Mapping[str, float | None]) -> dict[str, MetricRequest]:
+        """The requests of both, which differ by their keys."""
+        return self.nodes.requests_for(distances) | self.devices.requests_for(distances)
+
+    def add(self, grid: TimeGrid, matrices: Mapping[str, NodeMatrix]) -> None:
+        """Evaluate a block of times."""
+        self.nodes.add(grid, {key: matrices[key] for key in self.nodes.requests})
+        self.devices.add(grid, {key: matrices[key] for key in self.devices.requests})
 
 
 RequestsFor = Callable[[Mapping[str, float | None]], Mapping[str, MetricRequest]]
@@ -277,15 +312,15 @@ class _BlockReader:
                 return
 
 
-async def _read_samples(setup: _Setup, needed: Backtest, grid: TimeGrid) -> Mapping[str, NodeMatrix]:
-    """The metrics at a few times of the range. `BadInput` for a metric that has no value of any node."""
+async def _read_samples(setup: _Setup, needed: CombinedBacktest, grid: TimeGrid) -> Mapping[str, NodeMatrix]:
+    """The metrics at a few times of the range. `BadInput` for a metric that has no value of any node or device."""
     every = max(grid.steps // _SAMPLE_STEPS, 1)
     steps = -(-grid.steps // every)
     # aligned to the end: the start of a range may be older than the history
     step_s = grid.step_s * every
     coarse = TimeGrid(grid.end - (steps - 1) * step_s, step_s, steps)
     samples = await _BlockReader(setup.history, needed.requests_for, grid).read(coarse)
-    requests = needed.requests.values()
+    requests = needed.requests_for({}).values()
     problems = [
         _no_values_problem(setup, request, samples[request.key], grid)
         for request in requests
@@ -304,6 +339,9 @@ def _no_values_problem(setup: _Setup, request: MetricRequest, matrix: NodeMatrix
         return Problem(
             name, actual, "all series, with all stores of Thanos or storage nodes of VictoriaMetrics"
         )
+    if matrix.unmatched and request.device_label:
+        actual = f"series in {_range_text(grid)} without the label {request.device_label}"
+        return Problem(name, actual, "deviceLabel: a label of the series that identifies the device")
     if matrix.unmatched:
         named = ", ".join(sorted(matrix.unmatched)[:_MAX_NAMED])
         actual = f"series in {_range_text(grid)} of {named}, none of today's nodes"
@@ -338,7 +376,7 @@ def _note_gaps(setup: _Setup, evaluation: Backtest, grid: TimeGrid) -> None:
             name = evaluation.requests[key].name
             duration = clock.format_duration(steps * grid.step_s)
             setup.notes.append(f"gaps: for {duration} in total, no node has a value of {name}")
-    absent = [
+    absent = evaluation.records and [
         name
         for name, first in zip(setup.nodes.known, evaluation.first_value_at.tolist(), strict=True)
         if first == np.inf

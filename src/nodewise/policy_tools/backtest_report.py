@@ -17,6 +17,7 @@ from nodewise.policy_tools.backtest_summary import (
     NodeRejections,
     StartedPod,
 )
+from nodewise.policy_tools.device_backtest import DevicePolicyReport
 from nodewise.policy_tools.policy_backtest import Backtest, PolicyRecord, ThresholdCurve
 
 _MAX_INTERVALS: Final = 10_000  # intervals of one rule in JSON
@@ -67,6 +68,7 @@ class BacktestReport(NamedTuple):
     policies: Sequence[PolicyReport]
     notes: Sequence[str]
     """What the history lacks, and how limits were handled."""
+    device_policies: Sequence[DevicePolicyReport] = ()
 
     @property
     def start(self) -> float:

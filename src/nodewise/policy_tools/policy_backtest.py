@@ -21,7 +21,6 @@ from nodewise.metrics.metrics_source import MetricRequest
 from nodewise.metrics.prometheus.range_matrix import NodeMatrix, TimeGrid
 from nodewise.metrics.series import DifferingValues, Floats, NodeNames, Samples, Series, Values, ValueState
 from nodewise.policies import rule_operators
-from nodewise.policies.options import MaxAges, max_age_s
 from nodewise.policies.placement_policy import AvoidRule, Comparison, Policy, PolicyKey
 from nodewise.policies.policy_rejection_reasons import NeverFetched, RuleUnusable
 from nodewise.policies.state import PolicyState
@@ -195,6 +194,56 @@ _MAX_NAMES: Final = 256  # different sets of nodes with values that are remember
 _INVALID: Final = "no number that a rule can compare, or several that differ"
 
 
+class MatrixResponses:
+    """What a source would have returned at the times of matrices."""
+
+    def __init__(self, names: NodeNames) -> None:
+        """The sorted names of the columns."""
+        self._names = names
+        self._names_of = functools.lru_cache(_MAX_NAMES)(self._select_names)
+
+    def response(self, request: MetricRequest, at: float, matrix: NodeMatrix, step: int) -> Response:
+        """What the source would have returned at this time."""
+        values, states = matrix.values[step], matrix.states[step]
+        is_fresh = states == ValueState.FRESH
+        invalid = {
+            self._names.names[node]: _INVALID
+            for node in np.flatnonzero(states == ValueState.INVALID).tolist()
+        }
+        if not (invalid or is_fresh.any() or request.empty_is_healthy or matrix.incomplete):
+            return "no series in the history"
+        names = self._names
+        if not is_fresh.all():
+            names, values = self._names_of(is_fresh.tobytes()), values[is_fresh]
+        # the age is not known: as old as a fresh value may be, so that a value is not used at a later time
+        measured_at = at - request.max_age_s
+        measured = np.broadcast_to(measured_at, len(values))
+        samples = Samples(names, values, measured, np.broadcast_to(0.0, len(values)))
+        entries = matrix.differing.part(step, step + 1)
+        differing = {
+            self._names.names[node]: DifferingValues(lowest, highest, measured_at)
+            for node, lowest, highest in zip(
+                entries.nodes.tolist(), entries.lowest.tolist(), entries.highest.tolist(), strict=True
+            )
+        }
+        return Series(
+            request.key,
+            SOURCE,
+            at,
+            samples,
+            invalid,
+            differing,
+            incomplete=matrix.incomplete,
+            sample_distance_s=matrix.sample_distance_s,
+            # also if it is not known: the times of samples show no other one
+            is_distance_measured=True,
+        )
+
+    def _select_names(self, is_fresh: bytes) -> NodeNames:
+        """The names of the nodes with values, by a mask."""
+        return NodeNames(tuple(itertools.compress(self._names.names, is_fresh)))
+
+
 class PackedMask:
     """A mask of shape (steps, nodes) that grows, with eight nodes in a byte."""
 
@@ -271,14 +320,10 @@ class Backtest:
     ) -> None:
         """The names of `nodes` are sorted."""
         reject_missing = settings.options.when_missing == "reject"
-        self._max_ages = MaxAges(
-            max_age_s(settings.options, settings.sync_period_s),
-            follows_samples=not settings.options.max_age_s,
-        )
+        self._max_ages = settings.max_ages
         self._timeline = timeline
         self._nodes = nodes
-        self._names = NodeNames(tuple(nodes.known))
-        self._names_of = functools.lru_cache(_MAX_NAMES)(self._select_names)
+        self._responses = MatrixResponses(NodeNames(tuple(nodes.known)))
         self.records: Final = {
             key: PolicyRecord(
                 policy,
@@ -324,7 +369,8 @@ class Backtest:
         by_policy: dict[PolicyKey, list[PolicyState]] = {key: [] for key in self.records}
         for step, at in enumerate(grid.times.tolist()):
             responses = {
-                key: self._response(request, at, matrices[key], step) for key, request in requests.items()
+                key: self._responses.response(request, at, matrices[key], step)
+                for key, request in requests.items()
             }
             moment = self._timeline.advance(at, responses, self._nodes)
             for key, states in by_policy.items():
@@ -336,16 +382,8 @@ class Backtest:
         """The requests for metrics with samples at these distances, by key, each with the shortest maximum age of its
         rules: an array has one state for each value.
         """
-        requests: dict[str, MetricRequest] = {}
-        for record in self.records.values():
-            for part in record.policy.avoided():
-                if not part.unusable:
-                    request = part.metric_request()
-                    age_s = self._max_ages.of_rule(part, distances.get(request.key))
-                    known = requests.get(request.key)
-                    age_s = age_s if known is None else min(age_s, known.max_age_s)
-                    requests[request.key] = request._replace(max_age_s=age_s)
-        return requests
+        parts = (part for record in self.records.values() for part in record.policy.avoided())
+        return self._max_ages.requests((part for part in parts if not part.unusable), distances)
 
     def _first_usable_step(self, grid: TimeGrid, matrices: Mapping[str, NodeMatrix]) -> int:
         """The first step at which each metric of `avoid` has a value; the number of steps if there is none."""
@@ -354,44 +392,3 @@ class Backtest:
             if not request.empty_is_healthy:
                 has_values &= (matrices[key].states == ValueState.FRESH).any(axis=1)
         return int(np.argmax(has_values)) if has_values.any() else grid.steps
-
-    def _response(self, request: MetricRequest, at: float, matrix: NodeMatrix, step: int) -> Response:
-        """What the source would have returned at this time."""
-        values, states = matrix.values[step], matrix.states[step]
-        is_fresh = states == ValueState.FRESH
-        invalid = {
-            self._names.names[node]: _INVALID
-            for node in np.flatnonzero(states == ValueState.INVALID).tolist()
-        }
-        if not (invalid or is_fresh.any() or request.empty_is_healthy or matrix.incomplete):
-            return "no series in the history"
-        names = self._names
-        if not is_fresh.all():
-            names, values = self._names_of(is_fresh.tobytes()), values[is_fresh]
-        # the age is not known: as old as a fresh value may be, so that a value is not used at a later time
-        measured_at = at - request.max_age_s
-        measured = np.broadcast_to(measured_at, len(values))
-        samples = Samples(names, values, measured, np.broadcast_to(0.0, len(values)))
-        entries = matrix.differing.part(step, step + 1)
-        differing = {
-            self._names.names[node]: DifferingValues(lowest, highest, measured_at)
-            for node, lowest, highest in zip(
-                entries.nodes.tolist(), entries.lowest.tolist(), entries.highest.tolist(), strict=True
-            )
-        }
-        return Series(
-            request.key,
-            SOURCE,
-            at,
-            samples,
-            invalid,
-            differing,
-            incomplete=matrix.incomplete,
-            sample_distance_s=matrix.sample_distance_s,
-            # also if it is not known: the times of samples show no other one
-            is_distance_measured=True,
-        )
-
-    def _select_names(self, is_fresh: bytes) -> NodeNames:
-        """The names of the nodes with values, by a mask."""
-        return NodeNames(tuple(itertools.compress(self._names.names, is_fresh)))

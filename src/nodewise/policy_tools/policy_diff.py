@@ -92,7 +92,7 @@ def comparable_modes(old: Objects, new: Objects) -> ComparableModes:
     A policy that exists on both sides keeps its modes if the new one has more effect, or another canary: then the
     effect is what changes.
     """
-    parsed_old, parsed_new = _parse(old), _parse(new)
+    parsed_old, parsed_new = parse_policies(old), parse_policies(new)
     changes, notes, kept = [], dict[str, None](), set()
     for key in parsed_old.keys() & parsed_new.keys():
         before, after = parsed_old[key], parsed_new[key]
@@ -108,7 +108,7 @@ def comparable_modes(old: Objects, new: Objects) -> ComparableModes:
     return ComparableModes(sides[0], sides[1], sorted(changes), list(notes))
 
 
-def _parse(objects: Objects) -> dict[PolicyKey, Policy]:
+def parse_policies(objects: Objects) -> dict[PolicyKey, Policy]:
     """The policies of the kinds that have a mode."""
     parsed = {}
     for name, kind in POLICY_KINDS.items():

@@ -2,35 +2,39 @@
 
 Mutants are copies of a policy with one small change. Good tests detect each of them. They change what a rule does, not
 its text: its operator, its target by a tenth, what a missing value means, the order of a preference; or they lack one
-rule, or a field that delays verdicts. They also change what the whole policy does: `enforcement`, and the mode Canary.
-There are none of the mode Shadow, which tests treat like Enforce, and of `guard`, which depends on a cluster.
+rule, or a field that delays verdicts; a device rule also has another effect, or nearly no limit. They also change what
+the whole policy does: `enforcement`, and the mode Canary. There are none of the mode Shadow, which tests treat like
+Enforce, and of `guard`, which depends on a cluster.
 
 A rule has a branch for nodes that meet it, one for nodes that do not, and one for nodes without a value; a preference
 has one for nodes that it ranks differently, and one for nodes without a value. With `for`, a rule also has one for
 nodes that meet it and are not rejected yet, and with `release` or `keepFor` one for nodes that are still rejected. A
 canary has one for its pods and one for all others. A branch counts as reached only at an expectation that shows its
-effect: `rejected` for `avoid`, `ranks` for `prefer`, and `labels` for `nodeLabels`.
+effect: `rejected` for `avoid`, `ranks` for `prefer`, `labels` for `nodeLabels`, and `tainted` for `deviceTaints`. The
+branches of a device rule are the same, of devices, and with `maxTaintedShare` one for devices beyond it.
 """
 
 import copy
 import itertools
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, Final, Literal, NamedTuple
 
 import numpy as np
 
 from nodewise.base import quantity
 from nodewise.policies import hysteresis, policy_selection, rule_operators
-from nodewise.policies.placement_policy import PolicyKey, PolicyKind
+from nodewise.policies.device_taints import DeviceReport
+from nodewise.policies.placement_policy import DeviceRule, Policy, PolicyKey, PolicyKind
 from nodewise.policies.placement_policy_fields import HOLD_TIMES
-from nodewise.policies.rule_operators import OPERATORS, TASPOLICY_OPERATORS, expand_ranges
+from nodewise.policies.rule_operators import OPERATORS, RANGE_OPERATORS, TASPOLICY_OPERATORS, expand_ranges
 from nodewise.policies.state import PolicyState
+from nodewise.policy_tools.device_timeline import DeviceTimeline
 from nodewise.policy_tools.policy_suite import Expectation, PolicyTest, SuiteObject
 from nodewise.policy_tools.policy_timeline import Moment
 
-Section = Literal["avoid", "prefer", "nodeLabels"]
+Section = Literal["avoid", "prefer", "nodeLabels", "deviceTaints"]
 """The sections of a PlacementPolicy; the strategies of a TASPolicy belong to one of them."""
-_SECTIONS: Final[tuple[Section, ...]] = ("avoid", "nodeLabels", "prefer")
+_SECTIONS: Final[tuple[Section, ...]] = ("avoid", "nodeLabels", "prefer", "deviceTaints")
 _STRATEGIES: Final[Mapping[str, Section]] = {
     "dontschedule": "avoid",
     "scheduleonmetric": "prefer",
@@ -89,7 +93,10 @@ _OPPOSITES: Final = {
     "Allow": "Reject",
     "pass": "reject",
     "Required": "Preferred",
+    "NoSchedule": "NoExecute",
 }
+_DEFAULT_SHARE: Final = DeviceRule((), "").max_share
+_NO_LIMIT: Final = "0.99999999"
 _OTHER: Final = _OPPOSITES | {other: value for value, other in _OPPOSITES.items()}
 _Change = tuple[str, str, Rule]  # the name of a changed field, the text of the change, and the changed rule
 
@@ -110,14 +117,16 @@ def mutants(kind: PolicyKind, spec: Mapping[str, Any]) -> Iterator[PolicyMutant]
         yield PolicyMutant("spec.enforcement", f"{before} → {after}", {**spec, "enforcement": after})
     if spec.get("mode") == "Canary":
         yield PolicyMutant("spec.mode", "Canary → Enforce", {**spec, "mode": "Enforce"})
-    for number, rule in enumerate(spec.get("avoid") or ()):
-        for field in HOLD_TIMES:
+    for section, field in itertools.product(("avoid", "deviceTaints"), HOLD_TIMES):
+        for number, rule in enumerate(spec.get(section) or ()):
             for _, change, changed in _removed(rule, field):
-                path = ("avoid", number)
-                yield PolicyMutant(f"spec.avoid[{number}].{field}", change, _replaced(spec, path, changed))
+                text = f"spec.{section}[{number}].{field}"
+                yield PolicyMutant(text, change, _replaced(spec, (section, number), changed))
 
 
-def _rule_changes(kind: PolicyKind, place: RulePlace) -> Iterator[_Change]:
+def _rule_changes(  # complexity: one case for each section
+    kind: PolicyKind, place: RulePlace
+) -> Iterator[_Change]:
     is_taspolicy, rule = kind == "TASPolicy", place.rule
     if place.section == "prefer":
         yield from _changed_choice(rule, "operator" if is_taspolicy else "order", "")
@@ -136,9 +145,17 @@ def _rule_changes(kind: PolicyKind, place: RulePlace) -> Iterator[_Change]:
         missing = ("when_missing", "pass") if is_taspolicy else ("whenMissing", "Allow")
         # with `emptyMeans` no value is missing
         yield from _removed(rule, empty) if empty in rule else _changed_choice(rule, *missing)
+    elif place.section == "deviceTaints":
+        yield from _removed(rule, "emptyMeans")
+        with_limit = {"maxTaintedShare": _DEFAULT_SHARE, **rule}
+        yield from _changed_choice(with_limit, "effect", "NoSchedule")
+        yield from [_changed(rule, "maxTaintedShare", _NO_LIMIT)] * ("maxTaintedShare" in rule)
 
 
 def _comparison_changes(rule: Rule) -> Iterator[_Change]:
+    if "between" in rule:
+        yield from _range_changes(rule)
+        return
     operator = next(name for name in OPERATORS if name in rule)
     target = rule[operator]
     changes = [(f"{operator} → {other}", other, target) for other in OPERATORS[operator].alternatives]
@@ -153,6 +170,18 @@ def _comparison_changes(rule: Rule) -> Iterator[_Change]:
             changed["release"] = quantity.nano_to_text(release)
         yield operator, change, changed
     yield from _removed(rule, "release")
+
+
+def _range_changes(rule: Rule) -> Iterator[_Change]:
+    """Those of a device rule with two ends, which has no `all`."""
+    ends, rest = list(rule["between"]), {name: rule[name] for name in rule if name != "between"}
+    for position, end in enumerate(ends):
+        for text in _other_targets(end):
+            changed = [*ends[:position], text, *ends[position + 1 :]]
+            if quantity.parse(str(changed[0])) <= quantity.parse(str(changed[1])):
+                yield "between", f"{end} → {text}", {**rest, "between": changed}
+        kept = RANGE_OPERATORS["between"].parts[1 - position]
+        yield "between", f"between → {kept}", {**rest, kept: ends[1 - position]}
 
 
 def _other_targets(target: Any) -> Iterator[str]:
@@ -202,7 +231,7 @@ def _without_rule(spec: Mapping[str, Any], path: Sequence[str | int]) -> Any:
     useless: list[str] = []
     if "avoid" not in changed:
         useless += ["enforcement", "guard"]
-        useless += [] if "prefer" in changed else ["mode", "canary"]
+        useless += [] if "prefer" in changed or "deviceTaints" in changed else ["mode", "canary"]
     return {name: value for name, value in changed.items() if name not in useless}
 
 
@@ -211,6 +240,14 @@ NOT_MET: Final = "every node meets it"
 NO_VALUE: Final = "no node is without a value"
 PENDING: Final = "no node meets it for less than for"
 KEPT: Final = "no node is still rejected that no longer meets it"
+DEVICE_MET: Final = "no device meets it"
+DEVICE_NOT_MET: Final = "every device meets it"
+DEVICE_NO_VALUE: Final = "no device is without a value"
+DEVICE_PENDING: Final = "no device meets it for less than for"
+DEVICE_KEPT: Final = "no device is still tainted that no longer meets it"
+DEVICE_LIMITED: Final = "no device is beyond maxTaintedShare"
+CANARY_DEVICE: Final = "no tainted device is part of the canary"
+OTHER_DEVICE: Final = "every device that meets a rule is part of the canary"
 CANARY_POD: Final = "no pod is part of the canary"
 OTHER_POD: Final = "every pod is part of the canary"
 RANKED: Final = "all nodes have the same rank"
@@ -236,7 +273,7 @@ class RuleCoverage:
         self.reached: set[Branch] = set()
         for key, item in policies.items():
             spec = item.spec() if key.kind == "TASPolicy" else expand_ranges(item.spec())
-            sections: dict[Section, list[RulePlace]] = {"avoid": [], "prefer": [], "nodeLabels": []}
+            sections: dict[Section, list[RulePlace]] = {section: [] for section in _SECTIONS}
             for place in rule_places(key.kind, spec):
                 sections[place.section].append(place)
             self._places[key] = sections
@@ -247,7 +284,7 @@ class RuleCoverage:
         return self._branches
 
     def observe(  # complexity: one case for each part of an expectation
-        self, test: PolicyTest, moment: Moment, expectation: Expectation
+        self, test: PolicyTest, moment: Moment, devices: DeviceTimeline, expectation: Expectation
     ) -> None:
         """Record what an expectation reaches."""
         pod: Any = test.pods[expectation.pod] if expectation.pod else None
@@ -268,6 +305,8 @@ class RuleCoverage:
                     reached.append((_CANARY, CANARY_POD if is_canary_pod else OTHER_POD))
             if expectation.labels is not None:
                 reached += _label_branches(state, places["nodeLabels"])
+            if expectation.tainted is not None:
+                reached += _device_branches(state.policy, places["deviceTaints"], devices)
             self.reached.update(Branch(key, path, branch) for path, branch in reached)
 
 
@@ -277,19 +316,41 @@ def _branches(  # complexity: one case for each kind of branch
     """The path and the text of each branch of a policy."""
     for section, places in sections.items():
         for place in places:
-            yield from (
-                (place.text(), branch) for branch in ([RANKED] if section == "prefer" else [MET, NOT_MET])
-            )
-            if "emptyMeans" not in place.rule and "empty_means" not in place.rule:
-                yield place.text(), NO_VALUE
+            if section == "deviceTaints":
+                branches: Iterable[str] = _device_rule_branches(place.rule, spec)
+            else:
+                has_values = "emptyMeans" in place.rule or "empty_means" in place.rule
+                met = (RANKED,) if section == "prefer" else (MET, NOT_MET)
+                branches = met if has_values else (*met, NO_VALUE)
+            yield from ((place.text(), branch) for branch in branches)
     for number, rule in enumerate(spec.get("avoid") or ()):
         path = f"spec.avoid[{number}]"
         if "for" in rule:
             yield path, PENDING
         if "keepFor" in rule or any("release" in part for part in (rule, *rule.get("all", ()))):
             yield path, KEPT
+    yield from ((_CANARY, branch) for branch in _canary_branches(spec, sections))
+
+
+def _canary_branches(spec: Mapping[str, Any], sections: Mapping[Section, list[RulePlace]]) -> Iterator[str]:
     if spec.get("mode") == "Canary":
-        yield from ((_CANARY, branch) for branch in (CANARY_POD, OTHER_POD))
+        if sections["avoid"] or sections["prefer"]:
+            yield from (CANARY_POD, OTHER_POD)
+        if sections["deviceTaints"] and "percent" in spec.get("canary", {}):
+            yield from (CANARY_DEVICE, OTHER_DEVICE)
+
+
+def _device_rule_branches(rule: Rule, spec: Mapping[str, Any]) -> Iterator[str]:
+    yield from (DEVICE_MET, DEVICE_NOT_MET)
+    if "emptyMeans" not in rule:
+        yield DEVICE_NO_VALUE
+    if "for" in rule:
+        yield DEVICE_PENDING
+    if "keepFor" in rule or "release" in rule:
+        yield DEVICE_KEPT
+    # outside of a canary, other devices are not tainted as well
+    if "maxTaintedShare" in rule and spec.get("mode") != "Canary":
+        yield DEVICE_LIMITED
 
 
 def _avoid_branches(state: PolicyState, places: list[RulePlace]) -> Iterator[tuple[str, str]]:
@@ -344,3 +405,31 @@ def _label_branches(state: PolicyState, places: list[RulePlace]) -> Iterator[tup
             for branch, reached in ((MET, is_met), (NOT_MET, ~is_met & ~hold), (NO_VALUE, hold)):
                 if reached.any():
                     yield from ((path, branch) for path in paths)
+
+
+def _device_branches(  # complexity: one case for each branch
+    policy: Policy, places: list[RulePlace], devices: DeviceTimeline
+) -> Iterator[tuple[str, str]]:
+    report = devices.taints.reports.get(policy.key, DeviceReport())
+    tainted = {str(taint.device) for taint in devices.taints.wanted.values() if taint.policy == policy.name}
+    for place, rule, counts in zip(places, policy.device_taints, report.rules, strict=False):
+        states: dict[str, set[str]] = {}
+        for group in counts.device_states or ():
+            states.setdefault(group.state, set()).update(group.devices)
+        pending, rejected = states.pop("Pending", set()), set[str]().union(*states.values())
+        meeting, missing = counts.devices or 0, counts.missing or 0
+        total = len(devices.table.numbers(rule.driver))
+        reached = {
+            DEVICE_MET: meeting > 0,
+            DEVICE_NOT_MET: total - missing > meeting,
+            DEVICE_NO_VALUE: missing > 0,
+            DEVICE_PENDING: bool(pending),
+            # a device that meets it is pending or rejected
+            DEVICE_KEPT: len(rejected) > meeting - len(pending),
+            DEVICE_LIMITED: policy.mode == "Enforce" and not rejected <= tainted,
+        }
+        yield from ((place.text(), branch) for branch, is_reached in reached.items() if is_reached)
+    if tainted:
+        yield _CANARY, CANARY_DEVICE
+    if report.would_taint:
+        yield _CANARY, OTHER_DEVICE

@@ -3,26 +3,21 @@
 A test is evaluated from time 0 in steps of the suite's `evaluation_interval`, and at the times of its expectations.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
-
-import msgspec
 
 from nodewise.agent import NodeIndex
 from nodewise.base import cooperative_scheduling
 from nodewise.base.clock import format_duration, format_rfc3339
-from nodewise.devices.device_taint_rules import DeviceTaintRule
 from nodewise.devices.resource_slices import ResourceSliceObject
 from nodewise.engine.decision import summarize_rejections
 from nodewise.kube.event_recorder import NO_NODE_PASSES
-from nodewise.kube.resource_kinds import DEVICE_TAINT_RULES
-from nodewise.policies import device_matching, node_labels, policy_status, selected_pods
-from nodewise.policies.device_matching import DeviceTable
-from nodewise.policies.device_taints import DeviceInputs, DeviceRules
-from nodewise.policies.placement_policy import Policy, PolicyKey
+from nodewise.policies import node_labels, policy_status, selected_pods
+from nodewise.policies.placement_policy import PolicyKey
 from nodewise.policies.policy_objects import PolicyObject
 from nodewise.policies.policy_status import Status, StatusFacts
-from nodewise.policy_tools import policy_timeline
+from nodewise.policy_tools import device_timeline, policy_timeline
+from nodewise.policy_tools.device_timeline import DeviceObjects, DeviceTimeline
 from nodewise.policy_tools.policy_suite import (
     START,
     Expectation,
@@ -49,7 +44,7 @@ class Mismatch(NamedTuple):
     """The expected lines with `-`, and those that were found with `+`."""
 
 
-Observer = Callable[[Moment, Expectation], None]
+Observer = Callable[[Moment, DeviceTimeline, Expectation], None]
 """Is called at each expectation, for coverage."""
 
 
@@ -97,7 +92,7 @@ class SuiteRunner:
             ]
             for expectation in expectations:
                 if observe:
-                    observe(moment, expectation)
+                    observe(moment, history.devices, expectation)
                 yield from _compare(expectation, test, moment, history, with_texts=with_texts)
             if expectations:
                 history.events = []
@@ -126,9 +121,7 @@ class _TestHistory:
         self.labels: Labels = {}
         self.tainted: Mapping[str, str] = {}
         """The effects by tainted device."""
-        self._device_rules = DeviceRules()
-        self._devices = _device_table(self.timeline.policies.values(), slices)
-        self._taint_rules: list[DeviceTaintRule] = []
+        self.devices = DeviceTimeline(self.timeline.policies.values(), DeviceObjects(slices))
         self.events: list[ExpectedEvent] = []
         """Of policies, since the last expectation."""
         self._test = test
@@ -139,7 +132,9 @@ class _TestHistory:
     def record(self, moment: Moment) -> None:
         """Record the evaluation of one more time."""
         if any(state.policy.device_taints for state in moment.state.policies.values()):
-            self._record_taints(moment)
+            telemetry = moment.state
+            taints = self.devices.advance(telemetry.device_metrics, telemetry.max_ages, moment.at)
+            self.tainted = device_timeline.effects(taints)
         if not self._needs_labels and not self._needs_events:
             return
         states = moment.state.policies
@@ -169,25 +164,6 @@ class _TestHistory:
                 for event in policy_status.condition_events(before, wanted)
             ]
             self._statuses[key] = wanted
-
-    def _record_taints(self, moment: Moment) -> None:
-        state = moment.state
-        inputs = DeviceInputs(
-            self._devices, state.device_metrics, state.max_ages, self._taint_rules, {}, moment.at
-        )
-        policies = [each.policy for each in state.policies.values()]
-        taints = cooperative_scheduling.run_without_pauses(self._device_rules.evaluate(policies, inputs))
-        bodies = (taint.body(DEVICE_TAINT_RULES) for taint in taints.wanted.values())
-        self._taint_rules = [msgspec.convert(body, DeviceTaintRule) for body in bodies]
-        effects = sorted((str(taint.device), taint.effect) for taint in taints.wanted.values())
-        # of the taints of several policies, the stronger effect, which is the first one, applies
-        self.tainted = dict(reversed(effects))
-
-
-def _device_table(policies: Iterable[Policy], slices: Sequence[ResourceSliceObject]) -> DeviceTable:
-    attributes = device_matching.attributes_of_rules(policies)
-    kept = [device_matching.slice_devices(item, attributes) for item in slices]
-    return cooperative_scheduling.run_without_pauses(device_matching.build_table(kept, attributes, ()))
 
 
 def _compare(  # complexity: one case for each part of an expectation

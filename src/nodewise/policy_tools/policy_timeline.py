@@ -29,7 +29,7 @@ from nodewise.metrics.metrics_source import MetricRequest, RefreshOptions, defau
 from nodewise.metrics.missing_values import Cause
 from nodewise.metrics.refresher import with_lookback
 from nodewise.metrics.series import Series, merge_newer
-from nodewise.policies.options import TelemetryOptions
+from nodewise.policies.options import MaxAges, TelemetryOptions, max_age_s
 from nodewise.policies.placement_policy import Policy, PolicyKey
 from nodewise.policies.policy_objects import PolicyObject
 from nodewise.policies.state import TelemetryState
@@ -49,6 +49,12 @@ class TimelineSettings(NamedTuple):
     options: TelemetryOptions = TelemetryOptions()
     sync_period_s: float = RefreshOptions().sync_period_s
     """It determines the default of the maximum age of values."""
+
+    @property
+    def max_ages(self) -> MaxAges:
+        """How old the values of rules may be."""
+        default_s = max_age_s(self.options, self.sync_period_s)
+        return MaxAges(default_s, follows_samples=not self.options.max_age_s)
 
 
 class Moment(NamedTuple):

@@ -254,6 +254,47 @@ def test_the_clock_is_that_of_prometheus() -> None:
     assert asyncio.run(history_of(fake, ("a",)).clock()) == fake.now
 
 
+@pytest.mark.parametrize(
+    ("values", "expected"),
+    [([], "no result"), (["NaN"], "'NaN'"), (["x"], "'x'"), (["1e99"], "'1e99'"), (["5", "6"], "'5', '6'")],
+)
+def test_a_server_that_does_not_return_its_time_is_no_prometheus(values: list[str], expected: str) -> None:
+    class OtherServer(FakeHistory):
+        def _instant(self, query: str) -> list[dict[str, object]]:
+            return [{"metric": {"n": str(at)}, "value": [1.0, text]} for at, text in enumerate(values)]
+
+    with pytest.raises(Unavailable) as raised:
+        asyncio.run(history_of(OtherServer({}), ("a",)).clock())
+    [problem] = raised.value.problems
+    assert problem.found.strip() == expected
+    assert "the time, as Prometheus returns it" in problem.expected
+
+
+@pytest.mark.parametrize("most_points", [11_000, 2])
+def test_values_of_devices_have_a_column_for_each_device_of_any_part(most_points: int) -> None:
+    fake = FakeHistory(
+        {
+            (("UUID", "G1"), ("__name__", "temp"), ("instance", "a:9100")): lambda _: "50",
+            (("UUID", "G2"), ("__name__", "temp"), ("instance", "a:9100")): lambda at: (
+                "7" if minute(at) > 3 else None
+            ),
+            (("UUID", "G1"), ("__name__", "temp"), ("instance", "gone:9100")): lambda at: (
+                "9" if minute(at) < 1 else None
+            ),
+            (("__name__", "temp"), ("instance", "b:9100")): lambda _: "1",
+        },
+        most_points,
+    )
+    request = request_of("temp")._replace(device_label="UUID")
+    history = history_of(fake, ("a", "b"))
+    [matrix] = asyncio.run(history.read([request], TimeGrid(START, 60.0, 5))).values()
+    assert matrix.devices == ("a/G1", "a/G2", "gone/G1")
+    present = matrix.states == FRESH
+    assert present.tolist() == [[True, False, True], *[[True, False, False]] * 3, [True, True, False]]
+    assert (matrix.values[4] // 10**9).tolist() == [50, 7, 0]
+    assert history.unmatched == {"a series without UUID"}
+
+
 def test_grid() -> None:
     grid = TimeGrid(START, 60.0, 5)
     assert np.array_equal(grid.times, START + 60.0 * np.arange(5))

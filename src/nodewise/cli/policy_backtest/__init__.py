@@ -22,10 +22,11 @@ from nodewise.kube.resource_kinds import NODES
 from nodewise.metrics.metrics_source import RefreshOptions
 from nodewise.metrics.prometheus.options import PrometheusOptions
 from nodewise.observe import logs
-from nodewise.policy_tools import backtest_history, policy_timeline
-from nodewise.policy_tools.backtest_history import HistoryRange
+from nodewise.policy_tools import backtest_history, device_timeline, policy_timeline
+from nodewise.policy_tools.backtest_history import HistoryObjects, HistoryRange
 from nodewise.policy_tools.backtest_report import BacktestReport
-from nodewise.policy_tools.policy_timeline import TimelineSettings
+from nodewise.policy_tools.device_timeline import DeviceObjects
+from nodewise.policy_tools.policy_timeline import PolicyTimeline, TimelineSettings
 
 _DAY_S = 86400.0
 
@@ -66,10 +67,10 @@ class BacktestOptions(CommandOptions, frozen=True, kw_only=True):
 def command(command_line: CommandLine) -> None:
     """Evaluate policies over the history of their metrics, before you apply them.
 
-    nodewise reads the metrics of the rules of `avoid` from Prometheus, and evaluates each policy at every step as the
-    extender does: which nodes it would have rejected and when, when no node was left, which pods that actually started
-    (kube-state-metrics) would have waited, and what other thresholds would change. The nodes are those of the cluster,
-    or of FILE if there are Nodes in it.
+    nodewise reads the metrics of the rules of `avoid` and `deviceTaints` from Prometheus, and evaluates each policy at
+    every step as the extender does: which nodes it would have rejected and when, when no node was left, which pods that
+    actually started (kube-state-metrics) would have waited, what other thresholds would change, and which devices would
+    have been tainted. The nodes and ResourceSlices are those of the cluster, or of FILE if there are Nodes in it.
 
     \b
     Examples:
@@ -129,13 +130,13 @@ async def _backtest(own: BacktestOptions, command_line: CommandLine) -> Backtest
     files = object_files.read(own.paths)
     objects = policy_timeline.objects_of_files(files, options)
     has_nodes = bool(files.entries(NODES.group, NODES.kind))
+    has_devices = any(policy.device_taints for policy in PolicyTimeline(objects, settings).policies.values())
     kube = command_line.settings(ClusterOptions).kube
     async with nullcontext() if has_nodes else open_api(kube) as api:
-        inputs = await decide_inputs.read_nodes(own.paths, api)
+        inputs = await decide_inputs.read_nodes(own.paths, api, device_timeline.WATCHED[:1] * has_devices)
+    now = HistoryObjects(inputs.nodes, DeviceObjects.of(inputs.objects))
     with progress_bar("evaluating") as progress:
-        return await backtest_history.backtest(
-            objects, settings, inputs.nodes, prometheus, history_range, progress
-        )
+        return await backtest_history.backtest(objects, settings, now, prometheus, history_range, progress)
 
 
 def _write(path: str, text: str) -> None:

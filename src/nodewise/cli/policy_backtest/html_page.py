@@ -236,7 +236,9 @@ tr.own td { background: #f1f5f9; font-weight: 600; }
 
 def render(report: BacktestReport) -> str:
     """The page. All texts of policies, nodes and Prometheus are escaped."""
-    names = ", ".join(policy.policy.key.path for policy in report.policies)
+    evaluated = [policy.policy.key.path for policy in report.policies]
+    evaluated += [policy.policy.key.path for policy in report.device_policies]
+    names = ", ".join(dict.fromkeys(evaluated))
     parts = [
         "<!doctype html>",
         '<html lang="en"><head><meta charset="utf-8">',
@@ -250,6 +252,15 @@ def render(report: BacktestReport) -> str:
         parts.append(f'<section class="notes"><ul>{notes}</ul></section>')
     for policy in report.policies:
         parts += _policy_parts(policy, report)
+    for device_policy in report.device_policies:
+        lines = "".join(f"<p>{_text(line)}</p>" for line in reports.device_lines(device_policy))
+        parts.append(
+            f"<h2>{_text(device_policy.policy.key.text())}: deviceTaints</h2><section>{lines}</section>"
+        )
+        table = reports.devices_table(device_policy, _MAX_NODES)
+        if table.rows:
+            title = "Devices that were tainted for the longest time"
+            parts.append(_section(title, "", _table(table)))
     parts.append("</main></body></html>")
     return "\n".join(parts) + "\n"
 

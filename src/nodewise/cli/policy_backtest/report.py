@@ -10,6 +10,7 @@ from nodewise.cli import terminal_output
 from nodewise.cli.terminal_output import TableData
 from nodewise.policy_tools.backtest_report import BacktestReport, PolicyReport, RuleReport
 from nodewise.policy_tools.backtest_summary import Interval, Measures
+from nodewise.policy_tools.device_backtest import DevicePolicyReport, DeviceTaintInterval
 
 
 def to_document(report: BacktestReport) -> dict[str, Any]:
@@ -21,6 +22,27 @@ def to_document(report: BacktestReport) -> dict[str, Any]:
         "nodes": len(report.nodes),
         "notes": list(report.notes),
         "policies": [_policy_document(policy) for policy in report.policies],
+        "device_policies": [_device_policy_document(policy) for policy in report.device_policies],
+    }
+
+
+def _device_policy_document(report: DevicePolicyReport) -> dict[str, Any]:
+    return {
+        "policy": report.policy.key.path,
+        "rules": list(report.rules),
+        "devices": report.devices,
+        "most_tainted": report.most_tainted,
+        "limited_s": report.limited_s,
+        "unmatched": report.unmatched,
+        "taints": [
+            {
+                "device": taint.device,
+                "effect": taint.effect,
+                "reason": taint.reason,
+                **_interval_document(taint.interval),
+            }
+            for taint in report.taints
+        ],
     }
 
 
@@ -120,6 +142,48 @@ def print_report(report: BacktestReport) -> None:
                 terminal_output.print_table(
                     *terminal_output.drop_empty_columns(table.head, table.head, table.rows)
                 )
+    for device_policy in report.device_policies:
+        click.echo()
+        terminal_output.print_line(f"{device_policy.policy.key.text()}: deviceTaints")
+        for line in device_lines(device_policy):
+            terminal_output.print_line(f"  {line}")
+        table = devices_table(device_policy, _MAX_NODES)
+        if table.rows:
+            click.echo()
+            terminal_output.print_table(table.head, table.rows)
+
+
+def device_lines(policy: DevicePolicyReport) -> Iterator[str]:
+    """Sentences with the figures of device rules."""
+    yield from (f"rule: {rule}" for rule in policy.rules)
+    tainted = len({taint.device for taint in policy.taints})
+    yield (
+        f"taints: {terminal_output.counted(len(policy.taints), 'DeviceTaintRule')} would have been written, for"
+        f" {tainted:,} of {terminal_output.counted(policy.devices, 'device')}; at most {policy.most_tainted:,} at once"
+    )
+    if policy.limited_s:
+        yield f"limit: for {duration(policy.limited_s)}, maxTaintedShare kept devices that meet a rule from a taint"
+    if policy.unmatched:
+        yield f"not matched: {policy.unmatched}"
+
+
+def devices_table(policy: DevicePolicyReport, most: int) -> TableData:
+    """The devices that were tainted for the longest time."""
+    taints: dict[str, list[DeviceTaintInterval]] = {}
+    for taint in policy.taints:
+        taints.setdefault(taint.device, []).append(taint)
+    durations = {device: sum(each.interval.duration_s for each in own) for device, own in taints.items()}
+    rows = [
+        [
+            device,
+            duration(durations[device]),
+            str(len(taints[device])),
+            interval_text(taints[device][-1].interval),
+            f"{taints[device][-1].effect}: {taints[device][-1].reason}",
+        ]
+        for device in sorted(taints, key=lambda device: (-durations[device], device))[:most]
+    ]
+    return TableData(["device", "tainted", "times", "last", "why"], rows)
 
 
 def range_line(report: BacktestReport) -> str:

@@ -5,11 +5,13 @@ points per series, samples per query, timeouts of proxies) need not be known.
 """
 
 import asyncio
+import contextlib
 from collections.abc import Mapping, Sequence
 from typing import Final, NamedTuple
 
 from nodewise.base import cooperative_scheduling
-from nodewise.base.errors import BadInput, Problem, Unavailable
+from nodewise.base.clock import LAST_TIME_S
+from nodewise.base.errors import BadInput, Problem, Unavailable, shown
 from nodewise.metrics.metrics_source import MetricRequest
 from nodewise.metrics.node_attributes import NodeAttributes
 from nodewise.metrics.node_index import NodeIndex
@@ -50,6 +52,8 @@ class PrometheusHistory:
         self._labels = node_matching.series_labels(options)
         self._attributes = attributes
         self._nodes = nodes
+        self.most_columns = len(nodes)
+        """How many nodes or devices a metric has, about."""
         self._only_current: set[str] = set()
         """The metrics of which a node has several series, so that series that have ended must not count."""
         self._parts = asyncio.Semaphore(_MAX_CONCURRENT)
@@ -64,13 +68,17 @@ class PrometheusHistory:
     @property
     def steps_per_part(self) -> int:
         """The number of times for which one call of `read` is cheap in memory."""
-        return max(1, min(_MAX_STEPS, _POINTS_PER_PART // max(len(self._nodes), 1)))
+        return max(1, min(_MAX_STEPS, _POINTS_PER_PART // max(self.most_columns, 1)))
 
     async def clock(self) -> float:
         """The time of Prometheus, in seconds since 1970."""
-        answer = await self._query("vector(time())")
-        [value] = query_responses.newest_values(answer)
-        return float(value.value)
+        values = [item.value for item in query_responses.newest_values(await self._query("vector(time())"))]
+        with contextlib.suppress(ValueError):
+            if len(values) == 1 and 0 < (now := float(values[0])) < LAST_TIME_S:
+                return now
+        result = ", ".join(map(shown, values[:3])) if values else "no result"
+        problem = Problem("the query vector(time())", result, "the time, as Prometheus returns it")
+        raise Unavailable(self._connection.hide(self._connection.url), [problem])
 
     async def read(self, requests: Sequence[MetricRequest], grid: TimeGrid) -> Mapping[str, NodeMatrix]:
         """The values of metrics at the times of a grid, by `MetricRequest.key`. A few metrics are read at once.
@@ -149,7 +157,7 @@ class PrometheusHistory:
                 grid,
                 self._labels,
                 self._attributes,
-                self._nodes,
+                request.device_label or self._nodes,
                 request.aggregate,
                 request.max_age_s if source.is_selector(source.instant_query(request)) else 0.0,
             )

@@ -365,6 +365,17 @@ def group_by_node(
     return SeriesByNode(by_node, current, conflicts, distance_s)
 
 
+def device_key(item: SeriesValue, node: str | None, device_label: str, labels: SeriesLabels) -> str | None:
+    """The name of the device of a series, as in `MetricRequest.device_label`; None without the label."""
+    value = item.labels.get(device_label, "")
+    if not 0 < len(value) <= MAX_DEVICE_LABEL:
+        return None
+    if node is None:
+        host = host_of(next(filter(None, map(item.labels.get, labels.node)), ""))
+        node = host if _HOST.fullmatch(host) else ""
+    return f"{node}/{value}"
+
+
 def group_by_device(
     grouped: SeriesByNode, device_label: str, labels: SeriesLabels
 ) -> Generator[None, None, SeriesByNode]:
@@ -379,17 +390,12 @@ def group_by_device(
     entries = chain(((node, item) for node, own in grouped.by_node.items() for item in own),
                     ((None, item) for item in grouped.unmatched))  # fmt: skip
     for number, (node, item) in enumerate(entries):
-        value = item.labels.get(device_label, "")
-        if not 0 < len(value) <= MAX_DEVICE_LABEL:
+        key = device_key(item, node, device_label, labels)
+        if key is None:
             without_label.append(item)
             continue
-        if node is None:
-            host = host_of(next(filter(None, map(item.labels.get, labels.node)), ""))
-            key = f"{host if _HOST.fullmatch(host) else ''}/{value}"
-        else:
-            key = f"{node}/{value}"
-            if node in grouped.conflicts:
-                conflicts[key] = grouped.conflicts[node]
+        if node is not None and node in grouped.conflicts:
+            conflicts[key] = grouped.conflicts[node]
         by_device.setdefault(key, []).append(item)
         if not number % _STRIDE:
             yield

@@ -18,7 +18,7 @@ from nodewise.base.errors import UNREADABLE
 from nodewise.metrics.node_attributes import NodeAttributes
 from nodewise.metrics.node_index import NodeIndex
 from nodewise.metrics.prometheus import node_matching
-from nodewise.metrics.prometheus.node_matching import SeriesLabels
+from nodewise.metrics.prometheus.node_matching import SeriesLabels, SeriesOwners
 from nodewise.metrics.prometheus.query_responses import QueryResponse, SeriesValue
 from nodewise.metrics.series import Floats, States, Values, ValueState
 
@@ -100,6 +100,8 @@ class NodeMatrix(NamedTuple):
     """How far apart the samples of a node are; None if it is not known."""
     differing: DifferingEntries = _NO_ENTRIES
     """Of nodes that are INVALID."""
+    devices: tuple[str, ...] | None = None
+    """The columns of a metric of devices, as in `MetricRequest.device_label`, sorted; None for columns of nodes."""
 
     def since(self, step: int) -> "NodeMatrix":
         """The matrix from this step on."""
@@ -117,16 +119,18 @@ _decode_series: Final = msgspec.json.Decoder(_RangeSeries).decode
 _decode_values: Final = msgspec.json.Decoder(list[tuple[float, float]], strict=False).decode
 
 
-def build_matrix(
+def build_matrix(  # complexity: series of nodes and of devices
     answer: QueryResponse,
     grid: TimeGrid,
     labels: SeriesLabels,
     attributes: NodeAttributes,
-    nodes: NodeIndex,
+    nodes: NodeIndex | str,
     aggregate: str = "",
     max_age_s: float = 0.0,
 ) -> NodeMatrix:
     """The values of each node at each time; several series of a node become one value as in `metrics.aggregation`.
+
+    In place of nodes, `nodes` may be the label that identifies devices (`MetricRequest.device_label`).
 
     In place of NaN, a series has its value of less than `max_age_s` before, as in `query_responses.newest_values`.
     """
@@ -141,6 +145,11 @@ def build_matrix(
         series.append(SeriesValue(decoded.metric, "", None))
         rows.append(_hold_before_nan(_row(points, grid), math.ceil(max_age_s / grid.step_s) - 1))
     owners = cooperative_scheduling.run_without_pauses(node_matching.match_series(series, labels, attributes))
+    device_label, devices = "", None
+    if isinstance(nodes, str):
+        device_label, owners = nodes, _device_owners(series, owners, nodes, labels)
+        devices = tuple(sorted({key for key in owners.nodes if key is not None}))
+        nodes = NodeIndex(devices)
     by_node: dict[int, dict[frozenset[tuple[str, str]], Floats]] = {}
     unmatched: set[str] = set()
     # the same replica counts at every time at which it has a value
@@ -153,12 +162,26 @@ def build_matrix(
             identity = node_matching.series_identity(item, labels.replica)
             own[identity] = np.where(own[identity] == _ABSENT, row, own[identity]) if identity in own else row
         else:
-            text = next(filter(None, map(item.labels.get, labels.node)), "a series without a node label")
+            named = () if device_label else map(item.labels.get, labels.node)
+            text = next(filter(None, named), f"a series without {device_label or 'a node label'}")
             unmatched.add(text)
     rows_by_node = {node: list(own.values()) for node, own in by_node.items()}
     unclear = nodes.numbers([node for node in owners.conflicts if node in nodes]).tolist()
     matrix = _fill_matrix(rows_by_node, (grid.steps, len(nodes)), aggregate, frozenset(unclear))
-    return matrix._replace(unmatched=frozenset(unmatched), incomplete=answer.incomplete)
+    return matrix._replace(unmatched=frozenset(unmatched), incomplete=answer.incomplete, devices=devices)
+
+
+def _device_owners(
+    series: Sequence[SeriesValue], owners: SeriesOwners, device_label: str, labels: SeriesLabels
+) -> SeriesOwners:
+    """The device of each series, in place of the node."""
+    pairs = list(zip(series, owners.nodes, strict=True))
+    keys = [node_matching.device_key(item, node, device_label, labels) for item, node in pairs]
+    of_nodes = zip(keys, owners.nodes, strict=True)
+    conflicts = {
+        key: owners.conflicts[node] for key, node in of_nodes if key and node and node in owners.conflicts
+    }
+    return SeriesOwners(keys, conflicts, frozenset())
 
 
 _ABSENT: Final = np.nextafter(np.inf, 0.0)
@@ -304,10 +327,14 @@ def narrow(values: Values) -> Values:
         return values
 
 
-def stack(parts: Sequence[NodeMatrix]) -> NodeMatrix:
+def stack(parts: Sequence[NodeMatrix]) -> NodeMatrix:  # complexity: one case for each field
     """Matrices of consecutive times as one."""
     if len(parts) == 1:
         return parts[0]
+    devices = parts[0].devices
+    if devices is not None:
+        devices = tuple(sorted(set(chain.from_iterable(part.devices or () for part in parts))))
+        parts = [_with_columns(part, NodeIndex(devices)) for part in parts]
     offsets = np.cumsum([0, *(len(part.states) for part in parts[:-1])])
     differing = [
         part.differing._replace(steps=part.differing.steps + offset)
@@ -320,7 +347,19 @@ def stack(parts: Sequence[NodeMatrix]) -> NodeMatrix:
         frozenset(chain.from_iterable(part.unmatched for part in parts)),
         next((part.incomplete for part in parts if part.incomplete), ""),
         differing=DifferingEntries(*map(np.concatenate, zip(*differing, strict=True))),
+        devices=devices,
     )
+
+
+def _with_columns(part: NodeMatrix, devices: NodeIndex) -> NodeMatrix:
+    """The matrix with columns for further devices, which have no values."""
+    at = devices.numbers(part.devices or ())
+    shape = len(part.states), len(devices)
+    values: Values = np.zeros(shape, object if part.values.dtype == object else np.int64)
+    states = np.full(shape, ValueState.MISSING, part.states.dtype)
+    values[:, at], states[:, at] = part.values, part.states
+    differing = part.differing._replace(nodes=at[part.differing.nodes])
+    return part._replace(values=values, states=states, differing=differing)
 
 
 class _SampledSeries(msgspec.Struct, frozen=True, gc=False):

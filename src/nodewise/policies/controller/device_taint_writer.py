@@ -44,7 +44,6 @@ from nodewise.policies.device_matching import Attributes, DeviceTable
 from nodewise.policies.device_taints import DeviceInputs, DeviceReport, DeviceRules, DeviceTaints
 from nodewise.policies.placement_policy import Policy, PolicyKey
 from nodewise.policies.policy_objects import RESOURCES
-from nodewise.policies.policy_status_fields import PlacementPolicyStatus
 from nodewise.policies.state import TelemetryState
 
 _CHECK_S: Final = 10.0
@@ -224,11 +223,7 @@ class DeviceTaintWriter:
         self._patcher.retain({*existing, *taints.wanted})
         due = dict(self._due_writes(watches.resource, existing, taints))
         await self._patcher.run(due.items())
-        reports = self._with_results(taints, existing, due)
-        self._handle.metrics_registry.set(
-            "device_taints", sum(each.tainted or 0 for each in reports.values())
-        )
-        return reports
+        return self._with_results(taints, existing, due)
 
     async def _update_table(  # complexity: sets of devices
         self, watches: _Watches, existing: Mapping[str, DeviceTaintRule]
@@ -264,10 +259,7 @@ class DeviceTaintWriter:
     def _recorded(self, policy: Policy) -> tuple[Any, ...]:
         """The rules in the status of the policy."""
         policy_object = find_policy_object(self._handle, policy.key, policy.uid)
-        if policy_object is None:
-            return ()
-        status = policy_status.status_of(policy.key.kind, policy_object)
-        return status.rules if isinstance(status, PlacementPolicyStatus) else ()
+        return () if policy_object is None else policy_status.rules_of_status(policy_object)
 
     def _due_writes(
         self, resource: Resource, existing: Mapping[str, DeviceTaintRule], taints: DeviceTaints
@@ -315,21 +307,27 @@ class DeviceTaintWriter:
         self._patcher.written[metadata.name] = _Written(metadata.uid, now_s)
         logs.emit("device_taint_removed", policy=rule.policy_label, device=str(rule.device))
 
+    def _count_present(self, existing: Mapping[str, DeviceTaintRule]) -> Counter[str]:
+        """How many DeviceTaintRules each policy has after the last writes, by its label."""
+        now_s = self._handle.clock.monotonic()
+        labels = {name: rule.policy_label for name, rule in existing.items()}
+        for name, (outcome, at_s) in self._patcher.written.items():
+            if now_s - at_s >= _CONFIRMED_S:
+                continue
+            if isinstance(outcome, TaintOfPolicy):
+                labels[name] = policy_label(outcome.policy)
+            elif name in existing and existing[name].metadata.uid == outcome:
+                del labels[name]
+        return Counter(labels.values())
+
     def _with_results(
         self, taints: DeviceTaints, existing: Mapping[str, DeviceTaintRule], due: Container[str]
     ) -> dict[PolicyKey, DeviceReport]:
         """The reports, with the number of DeviceTaintRules of each policy that exist after the writes, and with those
         that cannot be written or deleted.
         """
-        now_s, labels = self._handle.clock.monotonic(), {}
-        labels.update((name, rule.policy_label) for name, rule in existing.items())
-        for name, (outcome, at_s) in self._patcher.written.items():
-            if now_s - at_s < _CONFIRMED_S:
-                if isinstance(outcome, TaintOfPolicy):
-                    labels[name] = policy_label(outcome.policy)
-                elif name in existing and existing[name].metadata.uid == outcome:
-                    del labels[name]
-        present = Counter(labels.values())
+        present = self._count_present(existing)
+        self._handle.metrics_registry.set("device_taints", sum(present.values()))
         refusals: dict[str, list[str]] = {}
         for name, failure in self._patcher.failures.items():
             if name in due:
