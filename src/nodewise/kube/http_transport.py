@@ -30,6 +30,8 @@ TIMED_OUT: Final = "nodewise_timed_out"
 """Extension of each request: a function to call after its timeout."""
 GATHERING_S: Final = 0.05
 """The pause between two reads of a watch whose events come faster than this. Snapshots settle for as long."""
+_GATHERED_BYTES: Final = 2**14
+"""After a read of more than this no read waits, so that the pauses do not limit the rate of large objects."""
 
 
 class _SeveralRecordsStream(httpcore2.AsyncNetworkStream):
@@ -45,16 +47,19 @@ class _SeveralRecordsStream(httpcore2.AsyncNetworkStream):
         self.is_gathering = False
         """Whether a read waits for `GATHERING_S` if the one before has just ended, so that it returns more."""
         self._read_s = float("-inf")
+        self._size = 0
+        """Bytes of the last read."""
 
     async def read(self, max_bytes: int, timeout: float | None = None) -> bytes:  # noqa: ASYNC109 - its interface
         if self.is_gathering:
             loop = asyncio.get_running_loop()
-            if loop.time() - self._read_s < GATHERING_S:
+            if loop.time() - self._read_s < GATHERING_S and self._size <= _GATHERED_BYTES:
                 await asyncio.sleep(GATHERING_S)
             received = await self._inner.read(max_bytes, timeout)
             self._read_s = loop.time()
         else:
             received = await self._inner.read(max_bytes, timeout)
+        self._size = len(received)
         if self._tls is None or not received:
             return received
         records, size = [received], len(received)
@@ -67,6 +72,7 @@ class _SeveralRecordsStream(httpcore2.AsyncNetworkStream):
                 break
             records.append(record)
             size += len(record)
+        self._size = size
         return b"".join(records)
 
     async def write(self, *arguments: Any, **options: Any) -> None:
@@ -292,10 +298,11 @@ class _AiohttpBody(httpx2.AsyncByteStream):
     async def __aiter__(self) -> AsyncIterator[bytes]:
         import aiohttp
 
-        loop, read_s = asyncio.get_running_loop(), float("-inf")
+        loop, read_s, piece = asyncio.get_running_loop(), float("-inf"), b""
         try:
             while True:
-                if self.is_gathering and loop.time() - read_s < GATHERING_S:
+                is_fast = loop.time() - read_s < GATHERING_S and len(piece) <= _GATHERED_BYTES
+                if self.is_gathering and is_fast:
                     await asyncio.sleep(GATHERING_S)
                 piece = await self._response.content.readany()
                 if not piece:

@@ -245,7 +245,8 @@ async def test_connections_of_the_transport_gather_the_events_of_a_watch() -> No
 class EventStream(httpcore2.AsyncNetworkStream):
     """A stream to which one byte arrives at each of these times. A read returns all that have arrived."""
 
-    def __init__(self, *times_s: float) -> None:
+    def __init__(self, *times_s: float, event: bytes = b"e") -> None:
+        self._event = event
         self._times_s = list(times_s)
         self.reads_s: list[float] = []
 
@@ -255,7 +256,7 @@ class EventStream(httpcore2.AsyncNetworkStream):
         arrived = [at_s for at_s in self._times_s if at_s <= loop.time()]
         del self._times_s[: len(arrived)]
         self.reads_s.append(round(loop.time(), 3))
-        return b"e" * len(arrived)
+        return self._event * len(arrived)
 
     def get_extra_info(self, info: str) -> Any:
         return None
@@ -315,6 +316,22 @@ def test_a_watch_reads_fast_events_together(
 
     assert virtual_time.run(read_all()) == b"e" * len(times_s)
     assert inner.reads_s == pytest.approx(expected)
+
+
+@pytest.mark.parametrize("reader", [reader_of_httpx2, reader_of_aiohttp])
+def test_a_watch_reads_large_events_without_pauses(
+    reader: Callable[[EventStream], tuple[httpx2.Response, Callable[[], Awaitable[bytes]]]],
+) -> None:
+    inner = EventStream(1, 1.01, 1.02, event=b"e" * 20_000)
+
+    async def read_all() -> None:
+        response, read = reader(inner)
+        with http_transport.gathering(response):
+            for _ in range(3):
+                await read()
+
+    virtual_time.run(read_all())
+    assert inner.reads_s == pytest.approx([1, 1.01, 1.02])
 
 
 def test_reads_after_a_watch_do_not_wait() -> None:
