@@ -100,7 +100,9 @@ def lint(command_line: CommandLine) -> None:
     server rejects a policy: wrong types, unknown fields, values that do not match. They are also parts without effect,
     such as rules of a TASPolicy without a target, and queries with unbalanced brackets or whose results never meet the
     rule. In a cluster, a policy with an unknown field rejects its pods. Notes name fields of a PlacementPolicy that
-    never apply, and queries whose results have no label of a node; they are no problems. With --prometheus-url,
+    never apply, queries whose results have no label of a node, shares that are compared with a percentage, misspelled
+    metrics of nodewise, and attributes of devices that no ResourceSlice in FILE has; they are no problems. With
+    --prometheus-url,
     Prometheus parses the queries, and its errors are problems; notes name metrics that it does not have.
 
     \b
@@ -119,9 +121,9 @@ def lint(command_line: CommandLine) -> None:
     own, prometheus = command_line.settings(LintOptions), command_line.settings(PrometheusOptions)
     stdin = sys.stdin.buffer.read() if "-" in own.paths else b""
     sources = ObjectLineFinder(stdin)
-    policies = _read_policies(own, stdin)
+    policies, objects = _read_policies(own, stdin)
     facts = _prometheus_facts([entry for _, entry in policies], prometheus)
-    checked = [_lint_policy(key, entry, sources, facts) for key, entry in policies]
+    checked = [_lint_policy(key, entry, sources, facts, objects) for key, entry in policies]
     if own.output == "json":
         click.echo(msgspec.json.encode({"policies": [_policy_document(entry) for entry in checked]}))
     else:
@@ -132,8 +134,10 @@ def lint(command_line: CommandLine) -> None:
 command.add_command(lint)
 
 
-def _read_policies(own: LintOptions, stdin: bytes) -> list[tuple[PolicyKey, object_files.FileObject]]:
-    """The policies of all paths. `BadInput` if there are none and other files are not ignored."""
+def _read_policies(
+    own: LintOptions, stdin: bytes
+) -> tuple[list[tuple[PolicyKey, object_files.FileObject]], object_files.FileObjects]:
+    """The policies of all paths, and all objects. `BadInput` if there are none and other files are not ignored."""
     paths: Sequence[str | Path] = own.paths
     if own.ignore_other_files:
         files = [file for path in own.paths for file in object_files.list_files(Path(path), [])]
@@ -144,7 +148,7 @@ def _read_policies(own: LintOptions, stdin: bytes) -> list[tuple[PolicyKey, obje
     if not policies and not own.ignore_other_files:
         kinds = " or ".join(RESOURCES)
         raise BadInput("policy lint", [Problem(" ".join(own.paths), "no policy", f"at least one {kinds}")])
-    return policies
+    return policies, objects
 
 
 def _check_kinds(objects: object_files.FileObjects) -> None:
@@ -287,9 +291,15 @@ def convert(ctx: click.Context, paths: Sequence[str], when_missing: Literal["pas
 
 
 def _lint_policy(
-    key: PolicyKey, entry: object_files.FileObject, sources: ObjectLineFinder, prometheus: "PrometheusFacts"
+    key: PolicyKey,
+    entry: object_files.FileObject,
+    sources: ObjectLineFinder,
+    prometheus: "PrometheusFacts",
+    objects: object_files.FileObjects,
 ) -> LintedPolicy:
     # start-up time: no other command needs them
+    from nodewise.devices.resource_slices import ResourceSliceObject
+    from nodewise.kube.resource_kinds import RESOURCE_SLICES
     from nodewise.metrics.metrics_source import RefreshOptions
     from nodewise.policy_tools import policy_lint
 
@@ -299,7 +309,9 @@ def _lint_policy(
 
     problems = with_lines(policy_lint.lint(entry.data, key.kind, prometheus))
     sync_period_s = RefreshOptions().sync_period_s
-    notes = with_lines(policy_lint.notes(entry.data, key.kind, sync_period_s, prometheus))
+    has_devices = b'"deviceTaints"' in entry.data
+    slices = objects.of(RESOURCE_SLICES, ResourceSliceObject) if has_devices else []
+    notes = with_lines(policy_lint.notes(entry.data, key.kind, sync_period_s, prometheus, slices))
     return LintedPolicy(key, entry.location.source, problems, notes)
 
 

@@ -9,23 +9,33 @@ strategies and fields are those of `policies/taspolicy_parser.py`. `tests/cluste
 `query_lint.py` has the checks of queries.
 """
 
+import contextlib
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from difflib import get_close_matches
 from functools import cache
 from importlib import resources
 from typing import Any, Final
 
 import msgspec
 
-from nodewise.base import clock, safe_yaml_loader
+from nodewise.base import clock, quantity, safe_yaml_loader
 from nodewise.base.errors import Problem, did_you_mean, shown
-from nodewise.policies import placement_policy_parser
+from nodewise.devices.resource_slices import ResourceSliceObject
+from nodewise.policies import device_matching, placement_policy_parser
 from nodewise.policies import taspolicy_parser as policies
 from nodewise.policies.placement_policy import LabelSelector, Policy, PolicyKind, Requirement
 from nodewise.policies.placement_policy_fields import is_integer
 from nodewise.policies.policy_objects import RESOURCES, PolicyObject, is_valid_label_part
 from nodewise.policies.policy_selection import SYSTEM_NAMESPACE
-from nodewise.policy_tools.query_lint import PrometheusFacts, check_queries, unknown_metrics
+from nodewise.policies.rule_operators import OPERATOR_FIELDS
+from nodewise.policy_tools.query_lint import (
+    PrometheusFacts,
+    check_queries,
+    own_metrics,
+    rule_objects,
+    unknown_metrics,
+)
 
 
 def _time_notes(policy: Policy, sync_period_s: float) -> Iterator[Problem]:
@@ -95,6 +105,11 @@ _SUBDOMAIN: Final = re.compile(r"[a-z0-9]([a-z0-9-]*[a-z0-9])?(\.[a-z0-9]([a-z0-
 _MAX_SUBDOMAIN: Final = 253
 _MAX_BASE: Final = 58  # the most characters of `generateName` that are part of a generated name
 _MAX_LABEL: Final = 63
+_MAX_LISTED: Final = 20
+_MISSPELLED: Final = 0.9
+"""How similar a name is to that of a metric of nodewise."""
+_LEAST_PERCENTAGE: Final = 2
+"""A share is hardly more than 1, and a threshold of 1 % is rare."""
 _PATTERN_TEXT: Final = "a text that matches"
 _TYPES: Final[Mapping[str, type]] = {"object": dict, "array": list, "string": str}
 _TYPE_NAMES: Final = {"object": "an object", "array": "a list", "string": "a string"}
@@ -138,17 +153,76 @@ def notes(
     kind: PolicyKind,
     sync_period_s: float,
     prometheus: PrometheusFacts = PrometheusFacts(),  # noqa: B008 - it is immutable
+    slices: Sequence[ResourceSliceObject] = (),
 ) -> list[Problem]:
     """The notes about the queries and metrics of a policy in JSON and, if it is a valid placement policy, those of
-    `effect_notes`.
+    `effect_notes` and, with ResourceSlices, about the devices of its rules.
     """
     spec = msgspec.json.decode(policy).get("spec")
     query_notes = [*check_queries(spec, prometheus).notes, *unknown_metrics(spec, prometheus)]
+    query_notes += _own_metric_notes(spec, prometheus)
     if kind == "TASPolicy":
         return query_notes
     policy_object = msgspec.json.decode(policy, type=PolicyObject)
     parsed = placement_policy_parser.parse_policy(policy_object, kind)
-    return query_notes if parsed.problems else [*query_notes, *effect_notes(parsed, sync_period_s)]
+    if parsed.problems:
+        return query_notes
+    return [
+        *query_notes,
+        *effect_notes(parsed, sync_period_s),
+        *(_device_notes(parsed, slices) if slices else ()),
+    ]
+
+
+def _own_metric_notes(spec: Any, prometheus: PrometheusFacts) -> Iterator[Problem]:
+    """The notes about misspelled metrics of nodewise, and about shares that are compared with a percentage."""
+    own = own_metrics()
+    for path, rule in rule_objects("spec", spec):
+        field = "metricname" if "metricname" in rule else "metric"
+        metric = rule.get(field)
+        if not isinstance(metric, str) or rule.get("query"):
+            continue
+        if metric in own or metric.endswith("_ratio"):
+            yield from _percentage_notes(path, rule, metric)
+        # other names are known only with Prometheus, so one must be very similar
+        similar = get_close_matches(metric, own, 1, cutoff=_MISSPELLED)
+        if similar and metric not in own and not prometheus.metric_names:
+            yield Problem(
+                f"{path}.{field}", shown(metric), f'a metric of a source; did you mean "{similar[0]}"?'
+            )
+
+
+def _percentage_notes(path: str, rule: Mapping[str, Any], metric: str) -> Iterator[Problem]:
+    if not metric.endswith(("_share", "_ratio")):
+        return
+    for field in (*OPERATOR_FIELDS, "release", "target"):
+        values = rule.get(field, ())
+        for value in values if isinstance(values, list | tuple) else [values]:
+            with contextlib.suppress(ValueError):
+                nano = quantity.parse(str(value))
+                if nano >= _LEAST_PERCENTAGE * quantity.NANO:
+                    share = quantity.nano_to_text(nano // 100)
+                    expected = f'a share such as "{share}": {metric} is 1 for 100 %'
+                    yield Problem(f"{path}.{field}", shown(value), expected)
+
+
+def _device_notes(policy: Policy, slices: Sequence[ResourceSliceObject]) -> Iterator[Problem]:
+    """The drivers and attributes of device rules that no ResourceSlice has."""
+    attributes: dict[str, set[str]] = {}
+    for item in slices:
+        own = device_matching.slice_devices(item, {item.spec.driver: ()})
+        attributes.setdefault(own.driver, set()).update(own.attribute_names)
+    for number, rule in enumerate(policy.device_taints):
+        path, names = f"spec.deviceTaints[{number}]", sorted(attributes.get(rule.driver, ()))
+        if rule.driver not in attributes:
+            expected = f"a driver with a ResourceSlice{did_you_mean(rule.driver, sorted(attributes))}"
+            yield Problem(f"{path}.driver", shown(rule.driver), expected)
+        elif rule.attribute and rule.attribute.removeprefix(f"{rule.driver}/") not in names:
+            listed = f", which are {', '.join(names[:_MAX_LISTED])}" if names else ""
+            expected = (
+                f"an attribute of devices of {rule.driver}{listed}{did_you_mean(rule.attribute, names)}"
+            )
+            yield Problem(f"{path}.deviceAttribute", shown(rule.attribute), expected)
 
 
 def _rules_without_effect(policy: Any) -> Iterator[Problem]:

@@ -13,8 +13,9 @@ from fractions import Fraction
 from itertools import combinations, pairwise
 from typing import Any, Final, NamedTuple
 
-from nodewise.base import quantity
+from nodewise.base import distributions, quantity
 from nodewise.base.errors import Problem, did_you_mean, shown, truncate
+from nodewise.metrics import resource_metrics_api
 from nodewise.metrics.prometheus.options import NODE_LABELS
 from nodewise.policies.rule_operators import OPERATORS, RANGE_OPERATORS, TASPOLICY_OPERATORS
 
@@ -167,10 +168,10 @@ def has_known_syntax(query: str) -> bool:
 
 def rules_with_query(path: str, value: Any) -> Iterator[tuple[str, Mapping[str, Any]]]:
     """The path of each object with a query, and the object."""
-    return ((at, entry) for at, entry in _objects(path, value) if isinstance(entry.get("query"), str))
+    return ((at, entry) for at, entry in rule_objects(path, value) if isinstance(entry.get("query"), str))
 
 
-def _objects(path: str, value: Any, depth: int = 0) -> Iterator[tuple[str, Mapping[str, Any]]]:
+def rule_objects(path: str, value: Any, depth: int = 0) -> Iterator[tuple[str, Mapping[str, Any]]]:
     """The path of each object, and the object; not those of labels, whose keys may be those of rules."""
     if depth > _MAX_DEPTH:
         return
@@ -178,16 +179,22 @@ def _objects(path: str, value: Any, depth: int = 0) -> Iterator[tuple[str, Mappi
         yield path, value
         for key, entry in value.items():
             if key not in ("labels", "matchLabels"):
-                yield from _objects(f"{path}.{key}", entry, depth + 1)
+                yield from rule_objects(f"{path}.{key}", entry, depth + 1)
     elif isinstance(value, list):
         for number, entry in enumerate(value):
-            yield from _objects(f"{path}[{number}]", entry, depth + 1)
+            yield from rule_objects(f"{path}[{number}]", entry, depth + 1)
+
+
+def own_metrics() -> list[str]:
+    """The metrics that nodewise computes, or reads from metrics-server."""
+    computed = distributions.own_entry_points(distributions.COMPUTED_METRICS)
+    return sorted({*resource_metrics_api.METRICS, *(entry.name for entry in computed)})
 
 
 def unknown_metrics(spec: Any, prometheus: PrometheusFacts) -> Iterator[Problem]:
-    """A note for each metric in the spec of a policy of any kind that Prometheus does not have."""
-    names = prometheus.metric_names
-    for path, rule in _objects("spec", spec) if names else ():
+    """A note for each metric in the spec of a policy of any kind that neither Prometheus nor nodewise has."""
+    names = {*prometheus.metric_names, *own_metrics()} if prometheus.metric_names else ()
+    for path, rule in rule_objects("spec", spec) if names else ():
         for field in ("metric", "metricname"):
             metric = rule.get(field)
             if isinstance(metric, str) and not rule.get("query") and metric not in names:

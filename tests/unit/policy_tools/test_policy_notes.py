@@ -70,6 +70,76 @@ def test_a_canary_by_percent_is_for_the_extender_only() -> None:
     assert notes(mode="Canary", canary={"percent": 10}) == ["spec.canary.percent: 10"]
 
 
+def test_a_canary_of_pods_taints_no_device() -> None:
+    rule = {"metric": "temp", "above": 90, "driver": "gpu.example.com", "deviceLabel": "UUID"}
+    canary = {"podSelector": {"matchLabels": {"app": "web"}}}
+    expected = ["spec.canary.podSelector: deviceTaints with a canary of pods"]
+    for spec, expected_notes in (
+        ({"mode": "Canary", "canary": canary}, expected),
+        ({"mode": "Canary", "canary": {"percent": 10}}, ["spec.canary.percent: 10"]),
+        ({"mode": "Shadow"}, []),
+    ):
+        assert notes("ClusterPlacementPolicy", deviceTaints=[rule], **spec) == expected_notes
+
+
+@pytest.mark.parametrize(
+    ("rule", "expected"),
+    [
+        ({"metric": "predicted_cpu_share", "above": 80}, ["spec.avoid[0].above: 80"]),
+        ({"metric": "predicted_cpu_share", "above": "0.8", "release": "0.7"}, []),
+        ({"metric": "predicted_memory_share", "atLeast": 95, "release": 90},
+         ["spec.avoid[0].atLeast: 95", "spec.avoid[0].release: 90"]),
+        ({"metric": "cpu_usage_share", "between": ["0.5", 80]}, ["spec.avoid[0].between: 80"]),
+        ({"metric": "disk_free_ratio", "below": 10}, ["spec.avoid[0].below: 10"]),
+        ({"metric": "temp", "above": 80}, []),
+        ({"metric": "predicted_cpu_shrae", "above": "0.8"}, ["spec.avoid[0].metric: 'predicted_cpu_shrae'"]),
+        ({"metric": "node_load", "above": 4}, []),
+    ],
+)  # fmt: skip
+def test_percentages_of_shares_and_misspelled_metrics(rule: dict[str, Any], expected: list[str]) -> None:
+    assert notes(avoid=[rule]) == expected
+
+
+SLICE = """
+---
+apiVersion: resource.k8s.io/v1
+kind: ResourceSlice
+metadata: {name: n1}
+spec:
+  driver: gpu.example.com
+  nodeName: n1
+  pool: {name: n1, generation: 1, resourceSliceCount: 1}
+  devices: [{name: gpu-0, attributes: {uuid: {string: GPU-1}, index: {int: 0}}}]
+"""
+
+
+@pytest.mark.parametrize(
+    ("driver", "attribute", "expected"),
+    [
+        ("gpu.example.com", "uuid", ""),
+        ("gpu.example.com", "gpu.example.com/uuid", ""),
+        ("gpu.example.com", "uid", 'devices of gpu.example.com, which are index, uuid; did you mean "uuid"?'),
+        ("gpu.exmaple.com", "uuid", 'a driver with a ResourceSlice; did you mean "gpu.example.com"?'),
+    ],
+)  # fmt: skip
+def test_drivers_and_attributes_that_no_slice_in_the_files_has(
+    tmp_path: Path, driver: str, attribute: str, expected: str
+) -> None:
+    file = tmp_path / "policy.yaml"
+    file.write_text(f"""\
+apiVersion: nodewise.io/v1alpha1
+kind: ClusterPlacementPolicy
+metadata: {{name: gpus}}
+spec:
+  deviceTaints:
+  - {{metric: temp, above: 90, driver: {driver}, deviceLabel: UUID, deviceAttribute: {attribute}}}
+{SLICE}""")
+    result = CliRunner().invoke(command, ["policy", "lint", str(file)])
+    assert result.exit_code == 0
+    assert expected in result.stdout
+    assert len(result.stdout.splitlines()) == 1 + bool(expected)
+
+
 def test_guards_that_never_apply() -> None:
     assert notes(guard={"maxWaitingPods": 3}) == []
     assert notes(guard={"maxWaitingPods": 3}, enforcement="Preferred") == ["spec.guard.maxWaitingPods: 3"]
