@@ -306,3 +306,66 @@ def test_the_maximum_age_follows_from_the_samples_of_prometheus(
         server.stop()
     # 2.5 distances of 120 s and of --scrape-interval, less two intervals
     assert ages == ["4m58s", "1m13s"]
+
+
+GPUS = """\
+DCGM_TEMP{node="a",UUID="GPU-0",gpu="0"} 95
+DCGM_TEMP{node="a",UUID="GPU-1",gpu="1"} 40
+DCGM_TEMP{node="b",UUID="GPU-2",gpu="0"} 91.5
+DCGM_TEMP{UUID="GPU-9",gpu="0"} 7
+errors{node="a",UUID="GPU-1",gpu="1"} 4
+errors{node="a",UUID="GPU-0",gpu="0"} 0
+"""
+DEVICE_RULES = (
+    {"metric": "DCGM_TEMP", "aggregate": "max", "deviceLabel": "UUID"},
+    {"metric": "DCGM_TEMP", "deviceLabel": "gpu"},
+    {"query": "errors > 0", "emptyMeans": "Healthy", "deviceLabel": "UUID"},
+)
+
+
+def test_recorded_metrics_of_devices_give_the_same_values(
+    prometheus_programs: debian_packages.PrometheusPrograms, tmp_path: Path
+) -> None:
+    policies, rules = tmp_path / "policy.yaml", tmp_path / "rules.yaml"
+    document = policy([])
+    common = {"above": 90, "maxAge": MAX_AGE, "driver": "gpu.example.com"}
+    document["spec"] = {"deviceTaints": [common | rule for rule in DEVICE_RULES]}
+    policies.write_text(yaml.safe_dump(document))
+    rules.write_text(record(policies, "rules"))
+    check_rules(prometheus_programs, rules)
+    changed = yaml.safe_load(record(policies, "policies"))["spec"]["deviceTaints"]
+    assert [rule.get("metric") for rule in changed[:2]] == [
+        "device:DCGM_TEMP:nodewise_max:UUID",
+        "device:DCGM_TEMP:nodewise_last:gpu",
+    ]
+    assert [rule["deviceLabel"] for rule in changed] == ["UUID", "gpu", "UUID"]
+    exporter = ChangingExporter(GPUS)
+    server = PrometheusProcess(
+        prometheus_programs, tmp_path, {**exporter.scrape_configuration(), "rule_files": [rules.name]}
+    )
+    try:
+        server.start()
+
+        def device_values(rule: Mapping[str, Any]) -> Any:
+            more: dict[str, Any] = {name: rule.get(name, "") for name in ("aggregate", "query")}
+            more |= {"empty_is_healthy": "emptyMeans" in rule, "device_label": rule["deviceLabel"]}
+            try:
+                series = fetch(server.url, rule.get("metric", "query"), max_age_s=9.0, **more)
+            except NodewiseError as error:
+                return type(error).__name__
+            return values(series), sorted(series.invalid)
+
+        def both_sides() -> list[tuple[Any, Any]]:
+            pairs = zip(document["spec"]["deviceTaints"], changed, strict=True)
+            return [(device_values(before), device_values(after)) for before, after in pairs]
+
+        wait("scraped", lambda: server.ask("DCGM_TEMP") or None)
+        wait(
+            "all rules see the same", lambda: not any(a != b for a, b in both_sides()) or None, 60, both_sides
+        )
+        [(by_uuid, _), _, (errors, _)] = both_sides()
+        assert by_uuid[0] == {"a/GPU-0": 95.0, "a/GPU-1": 40.0, "b/GPU-2": 91.5, "127.0.0.1/GPU-9": 7.0}
+        assert errors[0] == {"a/GPU-1": 4.0}
+    finally:
+        server.stop()
+        exporter.close()

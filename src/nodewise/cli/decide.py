@@ -223,14 +223,27 @@ def _pod_row(pod_decision: PodDecision, decisions: PodDecisions) -> list[str]:
     else:
         why = list(_format_rejections(pod_decision))
     why += _format_times(pod_decision, decisions.ahead_s)
+    fits = _count_fitting_nodes(pod_decision)
     return [
         f"{filtered.pod.namespace}/{filtered.pod.name}",
         *where,
-        f"{int(filtered.feasible().sum())}/{len(filtered.names)}",
-        best or "-",
+        f"{fits}/{len(filtered.names)}",
+        best if best and fits else "-",
         "; ".join(_details_of(pod_decision, best).values()) or "-",
         "; ".join(why) or "-",
     ]
+
+
+def _count_fitting_nodes(pod_decision: PodDecision) -> int:
+    """How many nodes pass, without those whose free devices do not fit the claims of the pod: kube-scheduler rejects
+    these.
+    """
+    # start-up time: most pods have no claims
+    from nodewise.agents.gpu.device_placement import DeviceDetails
+
+    details = (each for _, each in pod_decision.scored.details() if isinstance(each, DeviceDetails))
+    misfits = sum(int(each.misfits().sum()) for each in details)
+    return int(pod_decision.filtered.feasible().sum()) - misfits
 
 
 def _details_of(pod_decision: PodDecision, node: str) -> dict[str, str]:

@@ -103,10 +103,11 @@ class _PrometheusFacts(NamedTuple):
 def command(command_line: CommandLine) -> None:
     """Print recording rules of Prometheus for the metrics of policies in files or folders, or in the cluster.
 
-    A recorded metric has one series per node, so that Prometheus responds in constant time, also with millions of
-    series. -o policies prints the policies with the recorded metrics, whose verdicts are the same, at most one
-    --interval later. Apply the rules first. Rules that cannot be recorded are named on stderr and stay as they are.
-    With --prometheus-url, Prometheus parses the rules, and the maximum age of values follows from its samples.
+    A recorded metric has one series per node, or per device for deviceTaints, so that Prometheus responds in constant
+    time, also with millions of series. -o policies prints the policies with the recorded metrics, whose verdicts are
+    the same, at most one --interval later. Apply the rules first. Rules that cannot be recorded are named on stderr and
+    stay as they are. With --prometheus-url, Prometheus parses the rules, and the maximum age of values follows from its
+    samples.
 
     \b
     Examples:
@@ -171,7 +172,7 @@ async def _record(
     usable = {
         key: frozenset(
             RecordedSource.of_request(comparison.metric_request())
-            for comparison in policy.usable_comparisons()
+            for comparison in (*policy.usable_comparisons(), *policy.device_comparisons())
         )
         for key, policy in parsed.items()
     }

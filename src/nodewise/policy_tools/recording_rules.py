@@ -19,8 +19,9 @@ The verdicts are those of the original policy, at most one interval later:
   that. So the recording rule adds a series of no node, and the changed policy has a result of no node without it, which
   fails.
 
-Names are `node:METRIC:nodewise_AGGREGATION`. A name that does not fit into this form, and a query, are replaced by a
-digest after the aggregation, so that no tenant can choose a metric whose recorded name is that of another rule.
+Names are `node:METRIC:nodewise_AGGREGATION`, and `device:METRIC:nodewise_AGGREGATION:LABEL` for device rules. A name
+that does not fit into this form, and a query, are replaced by a digest after the aggregation, so that no tenant can
+choose a metric whose recorded name is that of another rule.
 """
 
 import hashlib
@@ -38,10 +39,12 @@ from nodewise.metrics.series import derived_max_age_s, sufficient_max_age_s
 from nodewise.policies.placement_policy import PolicyKey
 
 _PREFIX: Final = "node:"
+_DEVICE_PREFIX: Final = "device:"
 _OPERATION: Final = "nodewise_"  # before the aggregation, so that the names are not those of rules of others
 _PLAIN_NAME: Final = re.compile(r"[a-zA-Z_][a-zA-Z0-9_]{0,199}")
 _RECORDED_NAME: Final = re.compile(
-    rf"{_PREFIX}([a-zA-Z_][a-zA-Z0-9_]*):{_OPERATION}(last|max|min|sum|avg)(_[0-9a-f]{{16}})?"
+    rf"(?:{_PREFIX}|{_DEVICE_PREFIX})([a-zA-Z_][a-zA-Z0-9_]*):{_OPERATION}(last|max|min|sum|avg)(_[0-9a-f]{{16}})?"
+    r"(?::([a-zA-Z_][a-zA-Z0-9_]*))?"
 )
 _LABEL: Final = re.compile(r"[a-zA-Z_][a-zA-Z0-9_]*")
 _NAME_IN_MATCHERS: Final = re.compile(r"""\{.*["']?__name__["']?\s*=\s*["'`]""", re.DOTALL)
@@ -82,9 +85,10 @@ class RecordingSettings(NamedTuple):
         """
         return self.window_s + sufficient_max_age_s(self.interval_s)
 
-    def by(self) -> str:
+    def by(self, device_label: str = "") -> str:
         """The labels that a recorded series keeps."""
-        names = dict.fromkeys([*self.labels.node, *CLUSTER_LABELS, *sorted(self.labels.replica)])
+        of_nodes = [*self.labels.node, *CLUSTER_LABELS, *sorted(self.labels.replica)]
+        names = dict.fromkeys([*of_nodes, *filter(None, [device_label])])
         has_quotes = self.has_quoted_labels or not all(map(_LABEL.fullmatch, self.labels.added))
         quoted = (
             name if _LABEL.fullmatch(name) else '"{}"'.format(name.replace("\\", "\\\\").replace('"', '\\"'))
@@ -102,16 +106,27 @@ class RecordedSource(NamedTuple):
     query: str = ""
     aggregate: str = ""
     empty_is_healthy: bool = False
+    device_label: str = ""
+    """The label that identifies a device, of a rule of `deviceTaints`."""
 
     @classmethod
     def of_request(cls, request: MetricRequest) -> "RecordedSource":
         """The source of a request that a policy makes."""
         metric = "" if request.query else request.metric
-        return cls(metric, request.query.strip(), request.aggregate, request.empty_is_healthy)
+        return cls(
+            metric, request.query.strip(), request.aggregate, request.empty_is_healthy, request.device_label
+        )
 
     @property
     def request(self) -> MetricRequest:
-        return MetricRequest(self.metric, self.query, 0.0, self.aggregate, self.empty_is_healthy)
+        return MetricRequest(
+            self.metric,
+            self.query,
+            0.0,
+            self.aggregate,
+            self.empty_is_healthy,
+            device_label=self.device_label,
+        )
 
     @property
     def expression(self) -> str:
@@ -126,13 +141,16 @@ class RecordedSource(NamedTuple):
     def record(self) -> str:
         """The name of the recorded metric."""
         operation = _OPERATION + (self.aggregate or _LAST)
-        if self.metric and _PLAIN_NAME.fullmatch(self.metric):
-            return f"{_PREFIX}{self.metric}:{operation}"
-        identity = repr((self.metric, self.query, self.aggregate, self.empty_is_healthy))
+        label = self.device_label
+        prefix = _DEVICE_PREFIX if label else _PREFIX
+        if self.metric and _PLAIN_NAME.fullmatch(self.metric) and (not label or _LABEL.fullmatch(label)):
+            return f"{prefix}{self.metric}:{operation}" + (f":{label}" if label else "")
+        of_device = (label,) if label else ()
+        identity = repr((self.metric, self.query, self.aggregate, self.empty_is_healthy, *of_device))
         digest = hashlib.sha256(identity.encode(errors="replace")).hexdigest()[:16]
         # a reason of a rejection has the metric's name, and must not reveal a query
         title = re.sub(r"[^a-zA-Z0-9_]", "_", self.metric)[:80] if self.metric else "query"
-        return f"{_PREFIX}{title if _PLAIN_NAME.match(title) else '_' + title}:{operation}_{digest}"
+        return f"{prefix}{title if _PLAIN_NAME.match(title) else '_' + title}:{operation}_{digest}"
 
     def why_not_recorded(self) -> str:  # complexity: each reason
         """Why there is no recording rule; empty if there is one."""
@@ -157,13 +175,14 @@ def original_source(metric: str) -> RecordedSource | None:
     match = _RECORDED_NAME.fullmatch(metric)
     if match is None or match[3]:
         return None
-    source = RecordedSource(match[1], aggregate="" if match[2] == _LAST else match[2])
+    aggregate = "" if match[2] == _LAST else match[2]
+    source = RecordedSource(match[1], aggregate=aggregate, device_label=match[4] or "")
     return None if source.why_not_recorded() else source
 
 
 def rule_expression(source: RecordedSource, settings: RecordingSettings) -> str:
     """The expression of the recording rule of a source that can be recorded."""
-    original, by, aggregate = source.expression, settings.by(), source.aggregate
+    original, by, aggregate = source.expression, settings.by(source.device_label), source.aggregate
     finite = _FINITE.get(aggregate, "")
     if source.has_sample_times:
         newest = f"last_over_time({original}[{promql_duration(settings.window_s)}])"
@@ -269,6 +288,9 @@ class PolicyRecorder:
         """Why a rule keeps its metric; empty if it is recorded."""
         if why_not := source.why_not_recorded() or self._refusals.get(source, ""):
             return why_not
+        label = source.device_label
+        if label and not (self.settings.has_quoted_labels or _LABEL.fullmatch(label)):
+            return f"the label {label} needs Prometheus 3: give --prometheus-url"
         if key.kind == "TASPolicy" and not source.query:
             return "a TASPolicy cannot name a recorded metric: convert it with nodewise policy convert"
         least_s = self.settings.least_max_age_s
@@ -314,20 +336,23 @@ class PolicyRecorder:
         return {**rule, "query": query}
 
 
-def source_of_rule(rule: Mapping[str, Any]) -> RecordedSource | None:
+def source_of_rule(  # complexity: each field may have any type
+    rule: Mapping[str, Any],
+) -> RecordedSource | None:
     """What a rule as written compares; None if it is no valid rule."""
     query, metric = rule.get("query") or "", rule.get("metric") or rule.get("metricname") or ""
-    aggregate = rule.get("aggregate") or ""
-    if not all(isinstance(text, str) for text in (query, metric, aggregate)) or not (query or metric):
+    aggregate, label = rule.get("aggregate") or "", rule.get("deviceLabel") or ""
+    texts = (query, metric, aggregate, label)
+    if not all(isinstance(text, str) for text in texts) or not (query or metric):
         return None
     is_healthy = bool(query) and bool(rule.get("emptyMeans") or rule.get("empty_means"))
-    return RecordedSource("" if query else metric, query.strip(), aggregate, is_healthy)
+    return RecordedSource("" if query else metric, query.strip(), aggregate, is_healthy, label)
 
 
 def _sections(key: PolicyKey, spec: Mapping[str, Any]) -> Iterator[tuple[tuple[str, ...], Sequence[Any]]]:
     """The path below `spec` of each list of rules, and the list."""
     if key.kind != "TASPolicy":
-        paths: list[tuple[str, ...]] = [("avoid",), ("prefer",), ("nodeLabels",)]
+        paths: list[tuple[str, ...]] = [("avoid",), ("prefer",), ("nodeLabels",), ("deviceTaints",)]
     else:
         strategies = spec.get("strategies")
         paths = (

@@ -170,6 +170,13 @@ class DeviceDetails(NamedTuple):
     def nbytes(self) -> int:
         return int(self.codes.nbytes + self.columns.nbytes)
 
+    def misfits(self) -> NDArray[np.bool_]:
+        """The candidates whose free devices do not fit the claims."""
+        has_devices = self.columns < len(self.names)
+        is_misfit = np.array([result == _DOES_NOT_FIT for result in self.results] or [False])
+        misfits: NDArray[np.bool_] = has_devices & is_misfit[self.codes]
+        return misfits
+
     def text(self, candidate: int) -> str:
         """`devices gpu: gpu-3, gpu-4`."""
         column = int(self.columns[candidate])
