@@ -19,6 +19,7 @@ from nodewise_cpu.cli import cmk_flags
 from tools.reference.markdown_formatting import MADE, code, entry, table
 
 _DEFAULT: Final = re.compile(r"\s*\[default: ([^\]]*)\]$|\s*Default: ((?:`[^`]*`|[^.`])+)\.$")
+_OF_AGENT: Final = re.compile(r"\[\w+\] ")
 _PROGRAM: Final = "nodewise"
 
 
@@ -51,9 +52,10 @@ def _one(name: str) -> str:
 def _section(command: click.Command, typed: str, mark: str, seen: dict[str, str]) -> str:
     """The section of a command. `seen` has the command that describes an option first, by the option's entry."""
     context = click.Context(command, info_name=typed)
-    usage = f"```\n{' '.join([typed, *command.collect_usage_pieces(context)])}\n```\n"
+    pieces = command.collect_usage_pieces(context)
+    usage = f"```\n{' '.join([typed, *pieces])}\n```\n" if pieces != ["[OPTIONS]"] else ""
     first, _, rest = inspect.cleandoc(command.help or "").partition("\n\n")
-    parts = [f"{mark} {typed}\n", _prose(first), usage, _prose(rest) if rest else ""]
+    parts = list(filter(None, (f"{mark} {typed}\n", _prose(first), usage, _prose(rest))))
     options = [
         parameter
         for parameter in command.params
@@ -82,38 +84,61 @@ def _section(command: click.Command, typed: str, mark: str, seen: dict[str, str]
             if len(defaults := {setting.partition(" ")[2] for setting in settings}) == 1:  # named once
                 lead = f"{lead} {defaults.pop()}".strip()
                 settings = [setting.partition(" ")[0] for setting in settings]
-            parts.append(f"{heading}\n\n{lead}: {', '.join(settings)}.\n")
+            parts.append(f"{heading}\n\n{lead}: {', '.join(_abbreviate(settings))}.\n")
     if isinstance(command, click.Group):
         parts.append(f"Commands: {', '.join(_below(command, context, typed))}.\n")
     return "\n".join(parts)
 
 
 @cache
-def _settings() -> Mapping[str, tuple[str, str]]:
-    """Help and default by variable, of the settings that the page of settings describes."""
-    groups = [*setting_groups(), *(kind.options for kind in agents.built_in_agent_kinds())]
-    return {
-        setting.variable: (setting.help, setting.default_as_text())
-        for group in groups
-        for setting in list_settings(group)
-    }
+def _settings() -> Mapping[str, Mapping[str, str]]:
+    """By variable, the defaults by help of the settings that the page of settings describes."""
+    defaults: dict[str, dict[str, str]] = {}
+    for group in [*setting_groups(), *(kind.options for kind in agents.built_in_agent_kinds())]:
+        for setting in list_settings(group):
+            defaults.setdefault(setting.variable, {})[setting.help] = setting.default_as_text()
+    return defaults
+
+
+def _texts(option: click.Option, context: click.Context) -> list[str]:
+    """The help of an option, or its parts for several agents."""
+    text, _ = help_and_default(option, context)
+    return [part.strip() for part in _OF_AGENT.split(text) if part]
 
 
 def is_described_setting(option: click.Option, context: click.Context) -> bool:
     """Whether the page of settings describes the option in the same words."""
+    texts = {text.split(" Default: ")[0] for text in _settings().get(_variable(option), ())}
+    return bool(texts) and all(text.split(" Default: ")[0] in texts for text in _texts(option, context))
+
+
+def _variable(option: click.Option) -> str:
     flag = next((name for name in option.opts if name.startswith("--")), "")
-    variable = f"NODEWISE_{flag.removeprefix('--').replace('-', '_').upper()}"
-    text, _ = help_and_default(option, context)
-    return variable in _settings() and text == _settings()[variable][0]
+    return f"NODEWISE_{flag.removeprefix('--').replace('-', '_').upper()}"
 
 
 def _setting_name(option: click.Option, context: click.Context) -> str:
     """The flag, with the default if it is another one than that of the setting."""
     flag = next(name for name in option.opts if name.startswith("--"))
     _, default = help_and_default(option, context)
-    variable = f"NODEWISE_{flag.removeprefix('--').replace('-', '_').upper()}"
-    expected = _settings()[variable][1]
-    return code(flag) if default == expected else f"{code(flag)} (default {code(default) or 'none'})"
+    texts = _texts(option, context)
+    if len(texts) > 1 or default == _settings()[_variable(option)].get(texts[0], default):
+        return code(flag)
+    return f"{code(flag)} (default {code(default) or 'none'})"
+
+
+def _abbreviate(settings: Sequence[str]) -> list[str]:
+    """Names of settings, with `--prometheus-*` in place of all settings whose names begin so."""
+    every = {f"--{variable.removeprefix('NODEWISE_').replace('_', '-').lower()}" for variable in _settings()}
+    if every <= {setting.strip("`").partition("`")[0] for setting in settings}:
+        return ["all of them"]
+    for prefix in ("--prometheus-", "--safe-", "--pigeon-", "--learned-", "--annotate-"):
+        members = {code(flag) for flag in every if flag.startswith(prefix)}
+        if members <= set(settings):
+            first = next(at for at, name in enumerate(settings) if name in members)
+            rest = [name for name in settings if name not in members]
+            settings = [*rest[:first], code(f"{prefix}*"), *rest[first:]]
+    return list(settings)
 
 
 def _by_section(
@@ -140,7 +165,7 @@ def _prose(text: str) -> str:
         parts.append(
             _block(paragraph.removeprefix("\b\n")) if is_block else f"{' '.join(paragraph.split())}\n"
         )
-    return "\n".join(parts)
+    return "\n".join(filter(None, parts))
 
 
 def _block(text: str) -> str:
@@ -148,7 +173,11 @@ def _block(text: str) -> str:
     if "\n" in title:
         return f"```\n{text}\n```\n"
     lines = inspect.cleandoc(" " * (len(title) + 1) + rest)
-    lines = lines.replace("\n2  the command line or a setting is invalid", "")  # a code of all commands
+    if title == "Exit codes" and re.fullmatch(
+        r"0 .*\n1 .*\n2  the command line or a setting is invalid", lines
+    ):
+        return ""  # as of all commands
+    lines = lines.replace("\n2  the command line or a setting is invalid", "")
     return f"{title}:\n\n```\n{lines}\n```\n"
 
 
@@ -194,8 +223,8 @@ def commands_page() -> str:
                 ("code", "meaning"),
                 ((f"`{number}`", text) for number, text in terminal_output.MEANING.items()),
             ),
-            "\nThe pages of commands do not repeat the code 2. `nodewise cpu isolate` ends with the exit code of the\n",
-            "command that it runs.\n\n",
+            "\nThe pages of commands list other codes, or more precise meanings. `nodewise cpu isolate` ends with\n",
+            "the exit code of the command that it runs.\n\n",
             "## Shell completion\n\n",
             "```sh\n",
             "source <(nodewise completion bash)            # in ~/.bashrc, bash 4.4 or later\n",
