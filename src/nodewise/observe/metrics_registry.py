@@ -28,8 +28,7 @@ METRICS: Final[dict[str, Metric]] = {
     "verdicts_total": Metric("Verdicts of filter calls on candidate nodes.", ("agent", "verdict")),
     "policy_would_reject_total": Metric(
         "Candidate nodes of filter calls that policies would have rejected for pods that they only observe;"
-        " 20 policies of a namespace and 500 in total have a series of their own, the others share one with"
-        " an empty `policy`.",
+        " of 20 policies per namespace and 500 in total, the others share an empty `policy`.",
         ("policy",),
     ),
     "agent_failures_total": Metric(
@@ -53,9 +52,9 @@ METRICS: Final[dict[str, Metric]] = {
         "Comparisons of the state of GPUs with a new list: same, different, or undecided.", ("outcome",)
     ),
     "dra_devices": Metric(
-        "Devices of DRA drivers, by driver, first DeviceClass that they match, and state: free, shared,"
-        " allocated, blocked (another partition has its counters), or unknown (its pool is incomplete);"
-        " tainted ones count as tainted, too. 200 series at most; other devices have an empty `driver`.",
+        "Devices of DRA drivers, by driver, first DeviceClass and state: free, shared, allocated, blocked"
+        " (another partition has its counters), unknown (its pool is incomplete), or tainted as well. 200"
+        " series at most; other devices have an empty `driver`.",
         ("driver", "class", "state"),
     ),
     "gpu_nodes": Metric("Nodes with GPUs."),
@@ -66,8 +65,7 @@ METRICS: Final[dict[str, Metric]] = {
     ),
     "gpu_nodes_with_problems": Metric("Nodes with problems, which `GET /state/gpu` names."),
     "gpu_fullest_record_share": Metric(
-        "Size of the largest allocation record of a node, as a share of the size that the API server"
-        " accepts, 0 to 1."
+        "Size of the largest allocation record of a node, as a share of the accepted size, 0 to 1."
     ),
     "gpu_card_held_share": Metric(
         "Allocated share of the counting resource of a GPU, 0 to 1. Only up to `--gpu-card-metrics` GPUs.",
@@ -103,21 +101,16 @@ METRICS: Final[dict[str, Metric]] = {
         "Series of the last response for a metric that match no node.", ("metric",)
     ),
     "metric_incomplete": Metric(
-        "1 if the last response for a metric lacks a part of its series, by its warnings or isPartial; else"
-        " 0.",
+        "1 if the last response for a metric lacks a part of its series; else 0.",
         ("metric",),
     ),
     "metric_age_seconds": Metric("Age of the last successful response for a metric.", ("metric",)),
-    "metric_names_not_exported": Metric(
-        "Metrics without series labelled `metric` in /metrics: 500 names are exported for policies, shared"
-        " by their namespaces."
-    ),
+    "metric_names_not_exported": Metric("Metrics without series labelled `metric` in /metrics."),
     "policies_with_problems": Metric("Policies and nodes with GPUs that have invalid parts."),
     "pods_waiting": Metric("Unschedulable pods that an agent filters or rejected; only of the leader."),
     "native_pods_waiting": Metric(
-        "Pods without a node that wait because of policies in native mode: pods with the scheduling gate of"
-        " nodewise, and pods that kube-scheduler found no node for and whose policies reject nodes; only of"
-        " the leader."
+        "Pods that wait because of policies in native mode: with the scheduling gate of nodewise, or"
+        " without a node that their policies accept; only of the leader."
     ),
     "wakes_total": Metric("Node annotations written to make the scheduler retry pending pods."),
     "node_annotations_total": Metric(
@@ -128,13 +121,9 @@ METRICS: Final[dict[str, Metric]] = {
         " measurements.",
         ("why",),
     ),
-    "nodes_to_label": Metric(
-        "Nodes whose labels differ from those of policies; only of the leader. `nodewise_kube_write_rate` limits the"
-        " writes."
-    ),
+    "nodes_to_label": Metric("Nodes whose labels differ from those of policies; only of the leader."),
     "native_nodes_to_label": Metric(
         "Nodes whose labels differ from the verdicts of policies, in native mode; only of the leader."
-        " `nodewise_kube_write_rate` limits the writes."
     ),
     "foreign_verdict_labels_total": Metric(
         "Labels with a verdict that another field manager had written, and that are overwritten."
@@ -143,8 +132,7 @@ METRICS: Final[dict[str, Metric]] = {
         "Policies that only observe because they exceeded a limit of their guard; only of the leader."
     ),
     "policies_without_nodes": Metric(
-        "Policies that leave no node to some of their pods, alone or together with others (the condition"
-        " AllNodesRejected); only of the leader."
+        "Policies that leave no node to some of their pods (the condition AllNodesRejected); only of the leader."
     ),
     "label_conflicts": Metric(
         "Policies with a node label that another field manager owns, or another policy sets; only of the"
@@ -157,8 +145,7 @@ METRICS: Final[dict[str, Metric]] = {
     "ready": Metric("1 when ready."),
     "kube_requests_total": Metric("Calls to the API server, by outcome.", ("verb", "outcome")),
     "kube_write_rate": Metric(
-        "Writes to the API server that nodewise permits itself per second: at most 50 at first, and up to"
-        " `--kube-qps` while the API server responds quickly."
+        "Writes to the API server that nodewise permits itself per second, up to `--kube-qps`."
     ),
     "kube_objects": Metric("Stored objects of a kind.", ("kind",)),
     "kube_lists_total": Metric("Complete lists started, by reason.", ("kind", "reason")),
