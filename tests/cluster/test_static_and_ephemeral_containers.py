@@ -2,7 +2,6 @@
 changes them, also while its webhook is down.
 """
 
-import time
 from collections.abc import Iterator
 from typing import Any, Final
 
@@ -105,7 +104,6 @@ def test_without_the_webhook_only_pods_with_cores_are_refused(stopped: RunningWe
     sandbox = stopped.sandbox
     with pytest.raises(ApiError, match="failed calling webhook"):
         sandbox.put(pod("cores", requests=CORES))
-    begun = time.monotonic()
     sandbox.put(pod("unrelated"))
     sandbox.put(pod("annotated", annotations={"cmk.intel.com/other": "true"}))
     sandbox.put(mirror_pod("static", limits=CORES))
@@ -113,4 +111,3 @@ def test_without_the_webhook_only_pods_with_cores_are_refused(stopped: RunningWe
     sandbox.api.patch(
         f"/api/v1/namespaces/{sandbox.namespace}/pods/before", {"metadata": {"labels": {"changed": "yes"}}}
     )
-    assert time.monotonic() - begun < 5  # the timeout of one call
