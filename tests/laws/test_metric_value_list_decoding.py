@@ -12,6 +12,7 @@ from nodewise.base.cooperative_scheduling import run_without_pauses
 from nodewise.base.errors import BadInput, Problem
 from nodewise.metrics import custom_metrics_api
 from nodewise.metrics.metrics_source import MetricRequest
+from nodewise.metrics.series import Series
 
 NAMES = st.sampled_from(["a", "b", 'q"', '},{"describedObject":{', "[{", "}]", "é", ""])
 SCALARS = st.none() | st.booleans() | st.integers(-9, 9) | NAMES
@@ -114,6 +115,30 @@ def test_a_batch_gives_the_same_series_as_its_items_one_by_one(
     assert dict(together.samples) == dict(one_by_one.samples)
     assert together.invalid == one_by_one.invalid
     assert together.differing == one_by_one.differing
+
+
+@given(st.permutations("abcd"), st.permutations("abcd"), st.lists(st.sampled_from("abcde"), max_size=5))
+@example([*"abcd"], [*"abcd"], [*"aacd"])
+def test_the_order_and_number_of_nodes_do_not_depend_on_earlier_series(
+    first: list[str], second: list[str], third: list[str]
+) -> None:
+    def build(nodes: list[str], at: float) -> Series:
+        items = [
+            custom_metrics_api.make_metric_value(node, "m", f"{number}m", "2026-11-22T00:00:00Z")
+            for number, node in enumerate(nodes)
+        ]
+        entries = custom_metrics_api.node_samples(items)
+        return custom_metrics_api.build_series(MetricRequest("m", aggregate="max"), "custom", at, entries)
+
+    kept = build(first, 1.0)
+    for nodes in (second, third):
+        series = build(nodes, 2.0)
+        expected = {node: max(at for at, other in enumerate(nodes) if other == node) for node in nodes}
+        assert {node: sample.value for node, sample in series.samples.items()} == {
+            node: value * 10**6 for node, value in expected.items()
+        }
+        assert list(series.samples) == sorted(expected)
+    assert list(kept.samples) == sorted(first)
 
 
 def test_a_list_as_go_writes_it_is_never_read_whole() -> None:

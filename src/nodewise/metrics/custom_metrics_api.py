@@ -28,7 +28,7 @@ from nodewise.metrics.metrics_source import (
     NoValues,
     SourceDependencies,
 )
-from nodewise.metrics.series import DifferingValues, Sample, SampleColumns, Series, pack_columns
+from nodewise.metrics.series import DifferingValues, Sample, SampleColumns, Series, find_order, pack_columns
 
 
 class _DescribedObject(msgspec.Struct, frozen=True, gc=False):
@@ -170,7 +170,11 @@ class SeriesBuilder:
         """The series; yields between parts. Several values of one node are aggregated as the request demands."""
         invalid: dict[str, str] = {}
         differing: dict[str, DifferingValues] = {}
-        columns, several = yield from self._separate_nodes_with_several_entries()
+        order = None if self._reasons else (yield from find_order(self._columns.nodes))
+        columns = self._columns
+        several: dict[str, list[Sample | str]] = {}
+        if order is None:
+            columns, several = yield from self._separate_nodes_with_several_entries()
         for number, (node, entries) in enumerate(several.items(), 1):
             try:
                 conflict = aggregation.conflict_text(f"{len(entries)} values", "give the source one value")
@@ -182,7 +186,7 @@ class SeriesBuilder:
                     differing[node] = values
             if not number % _STRIDE:
                 yield
-        samples = yield from pack_columns(columns)
+        samples = yield from pack_columns(columns, order)
         return Series(request.metric, source, fetched_at, samples, invalid, differing)
 
     def _separate_nodes_with_several_entries(
