@@ -452,7 +452,10 @@ class RequestDecoder(Generic[PodT]):
         start = key.end() - 1
         listed = memoryview(body)[start:]
         # as in `check_name_count`, before memory is needed for each name
-        if len(listed) > 2 * MOST_CANDIDATES and _count_byte(listed, _COMMA) >= MOST_CANDIDATES:
+        if (
+            len(listed) > MOST_CANDIDATES * index.least_bytes
+            and _count_byte(listed, _COMMA) >= MOST_CANDIDATES
+        ):
             return None
         names = index.find(body, start, len(body) - 1)
         if names is None:

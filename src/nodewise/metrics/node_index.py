@@ -68,6 +68,8 @@ class NameTable:
         lengths = [*map(len, quoted)]
         self.width = -(-(max(lengths) + 1) // _WORD) * _WORD
         """Bytes a row; room for the name, its quotes and a comma."""
+        self.least_bytes = min(lengths) + 1
+        """Of a name, its quotes and a comma."""
         self._row = np.dtype(f"V{self.width}")
         held = np.array([name.rjust(self.width, b"\0") for name in quoted], f"S{self.width}")
         matrix = held.view(np.uint8).reshape(len(quoted), self.width)
@@ -260,6 +262,11 @@ class NodeIndex:
     def table(self) -> NameTable | None:
         """The table of names, built on first use; None if the lengths of the names differ too much."""
         return build_name_table(list(self._numbers))
+
+    @property
+    def least_bytes(self) -> int:
+        """Of a known name in a JSON list, with its comma, at least."""
+        return self.table.least_bytes if self.table else len('"",')
 
     def prepare(self) -> None:
         """Build the table in advance, so that no request waits for it: about 2 ms for 5,000 names."""

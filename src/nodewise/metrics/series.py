@@ -355,8 +355,8 @@ def find_order(nodes: Sequence[str]) -> Generator[None, None, NodeOrder | None]:
     """The names of another series of the same nodes, each of which is there once; None without such a series. Yields
     between parts.
 
-    Sources respond about the same nodes in every period, in any order: looking the names up takes a fifth of the time
-    of sorting them and searching for repeated ones.
+    Sources respond about the same nodes in every period, in any order: with the names looked up, a series takes two
+    fifths of the time of sorting them and searching for repeated ones.
     """
     known = _shared_names.get((yield from _names_key(nodes)))
     if known is None or not len(nodes) or len(known.names) != len(nodes):
