@@ -22,10 +22,9 @@ from nodewise.observe.metrics_registry import MetricsRegistry
 
 _SETTLE_S = 0.02
 """Changes come in bursts; the cache waits this long for the rest of one before it computes."""
-_BUSY_SETTLE_S = 0.1
+_BUSY_SETTLE_S = 0.06
 """The same if the change follows the previous snapshot within this time, as while pods are bound: a snapshot for each
-two pods takes an eighth of the processor time of a bind. Reservations of this process are in the snapshot before, and
-devices of pods that it scored."""
+two pods takes an eighth of the processor time of a bind. Reservations of this process are in the snapshot before."""
 
 ApplyResponse = Callable[[bytes], Any]
 """Puts the server's response to a write into a store. Returns the object that the store has then, or None."""

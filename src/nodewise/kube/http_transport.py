@@ -28,8 +28,9 @@ RETIRED: Final = "nodewise_retired"
 """Extension of each response: a function that returns whether the connection uses old certificates."""
 TIMED_OUT: Final = "nodewise_timed_out"
 """Extension of each request: a function to call after its timeout."""
-GATHERING_S: Final = 0.05
-"""The pause between two reads of a watch whose events come faster than this. Snapshots settle for as long."""
+GATHERING_S: Final = 0.02
+"""The pause between two reads of a watch whose events come faster than this. With a longer one, pods
+would be placed by older snapshots."""
 _GATHERED_BYTES: Final = 2**14
 """After a read of more than this no read waits, so that the pauses do not limit the rate of large objects."""
 

@@ -214,7 +214,7 @@ class TestWhatIsComputedAgain:
         await parts.full()
         parts.snapshot_cache.on_publish(lambda: published.append(parts.clock.now()))
         running = asyncio.create_task(parts.snapshot_cache.run())
-        for count, pause_s in enumerate((0.0, 0.0, 0.05, 0.11), 1):
+        for count, pause_s in enumerate((0.0, 0.0, 0.05, 0.07), 1):
             parts.clock.advance(pause_s)
             parts.snapshot_cache.touch()
             while len(published) < count:
@@ -222,7 +222,7 @@ class TestWhatIsComputedAgain:
         running.cancel()
         await asyncio.gather(running, return_exceptions=True)
         waits = [after - before for before, after in itertools.pairwise([50.0, *published])]
-        assert waits == pytest.approx([0.02, 0.1, 0.05 + 0.1, 0.11 + 0.02])
+        assert waits == pytest.approx([0.02, 0.06, 0.05 + 0.06, 0.07 + 0.02])
 
     async def test_the_time_of_the_newest_snapshot_is_exported(self, parts: Parts) -> None:
         await parts.full()
