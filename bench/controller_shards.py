@@ -32,6 +32,10 @@ QUANTITIES: Final[Mapping[str, tuple[str, str]]] = {
     "burst_writes_per_s": ("label writes per second when all nodes change, all replicas", ""),
 }
 """The quantities of each number of shards, with units."""
+_MOST_WRITES_PER_S: Final = 40
+_LIST_BYTES_PER_S: Final = 2**19
+"""More bytes per second are those of a list; of changes, a replica receives 0.3 MiB/s at most."""
+_LIST_PAUSE_S: Final = 4.0
 Row = dict[str, float]
 """One number of shards: `nodes`, `shards` and the quantities."""
 
@@ -70,7 +74,8 @@ def _with_shards(context: benchmark_servers.BenchContext, shards: int) -> Row:
         if shards > 1:
             _wait_until("each replica holds a shard", lambda: server.holders(shards) == shards)
         label_count = round(generated_cluster_objects.ROLLING_SHARE * count)
-        _wait_until("the first labels are written", lambda: server.report()["patches"] >= label_count)
+        _wait_until("the first labels are written", lambda: server.report()["patches"] >= label_count, 180.0)
+        _wait_until("the lists have ended", server.are_lists_complete, 180.0)
         time.sleep(seconds / 2)
         listed = server.sent_bytes()
         server.roll(generated_cluster_objects.ROLLING_SHARE)
@@ -105,6 +110,8 @@ def _replica(
     # four replicas of one machine fetch the metrics of all nodes, so the period is twice the default
     period_s = context.scale.rolling_s / 2
     words = ["controller", f"--kubeconfig={kubeconfig}", "--health-port=0", f"--sync-period={period_s:g}s"]
+    # the limit of each replica is measured, not the cores that they share
+    words += [f"--kube-qps={_MOST_WRITES_PER_S}", f"--kube-burst={_MOST_WRITES_PER_S}"]
     words += ["--log-format=json", "--metrics-timeout=30s", *([f"--shards={shards}"] if shards > 1 else [])]
     return benchmark_servers.serving(
         benchmark_servers.PROGRAM, words, context.folder / f"controller-{shards}-{kubeconfig.name}.log"
@@ -140,6 +147,13 @@ class FakeServer:
     def sent_bytes(self) -> list[int]:
         """The bytes of lists and watches of nodes, by port."""
         return [sent for place, sent in sorted(self.report()["sent"].items()) if place.endswith(" nodes")]
+
+    def are_lists_complete(self) -> bool:
+        """Whether no replica receives nodes faster than they change."""
+        before = self.sent_bytes()
+        time.sleep(_LIST_PAUSE_S)
+        pairs = zip(self.sent_bytes(), before, strict=True)
+        return all(now - then < _LIST_BYTES_PER_S * _LIST_PAUSE_S for now, then in pairs)
 
     def roll(self, share: float) -> None:
         self._request(f"{ROLL}?share={share}", "POST")
