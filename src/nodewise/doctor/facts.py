@@ -156,6 +156,13 @@ class MetricsApiStatus(NamedTuple):
     message: str = ""
 
 
+class UsageSamples(NamedTuple):
+    """The usage of nodes by metrics-server: medians of all nodes."""
+
+    window_s: float
+    age_s: float
+
+
 class PodAdmissionPolicy(NamedTuple):
     """An enforced admission policy of the parts `extender-pods` and `native` of an installation."""
 
@@ -478,6 +485,8 @@ class Facts(NamedTuple):
     metrics: Mapping[str, MetricCoverage | UnavailableFact] | UnavailableFact = {}  # noqa: RUF012 - never changed
     """By metric."""
     metrics_apis: tuple[MetricsApiStatus, ...] | UnavailableFact = ()
+    usage_samples: UsageSamples | UnavailableFact | None = None
+    """None if no agent reads them."""
     deschedulers: tuple[Descheduler, ...] | UnavailableFact = ()
     gpu_nodes: tuple[GpuNodeInfo | UnavailableFact, ...] | UnavailableFact = ()
     kubelets: tuple[KubeletConfiguration | UnavailableFact, ...] | UnavailableFact = ()

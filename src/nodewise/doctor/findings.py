@@ -165,6 +165,12 @@ CATALOGUE: Final[Mapping[str, FindingKind]] = {
         "start the adapter that the APIService names, or correct the APIService, whose condition Available"
         " has the cause; or take metrics from Prometheus: --prometheus-url",
     ),
+    "usage-late": FindingKind(
+        "warning",
+        "metrics-server measures usage too slowly for the agents that score by it",
+        "set --metric-resolution=15s in the arguments of metrics-server, or take usage from Prometheus:"
+        " --prometheus-url",
+    ),
     "policy-without-effect": FindingKind(
         "warning",
         "A policy, or a part of it, has no effect",

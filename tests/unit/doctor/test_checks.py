@@ -29,6 +29,7 @@ from nodewise.doctor.facts import (
     SchedulerInfo,
     UnavailableFact,
     UnmatchedSelector,
+    UsageSamples,
 )
 from nodewise.doctor.findings import CATALOGUE, kubectl
 from nodewise.doctor.parsing import certificates, scheduler_configuration
@@ -674,6 +675,9 @@ CASES: list[tuple[str, Facts, set[str]]] = [
         SOUND._replace(metrics_apis=(MetricsApiStatus("x", exists=True, available=False),)),
         {"metrics-api-unavailable"},
     ),
+    ("usage of a long window", SOUND._replace(usage_samples=UsageSamples(90, 60)), {"usage-late"}),
+    ("old usage", SOUND._replace(usage_samples=UsageSamples(15, 200)), {"usage-late"}),
+    ("usage of the last minute", SOUND._replace(usage_samples=UsageSamples(60, 90)), set()),
     ("problems in a policy", policy(problems=("spec: x",)), {"policy-without-effect"}),
     ("no telemetry agent", extender(settings={"agents": "gpu"}), {"policy-without-effect"}),
     ("no filter", entry(filterVerb=None, bindVerb=None), {"policy-without-effect", "bind-verb-missing"}),

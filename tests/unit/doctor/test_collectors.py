@@ -3,6 +3,7 @@
 import asyncio
 import base64
 from collections.abc import Callable, Mapping
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 from urllib.parse import unquote
@@ -26,7 +27,14 @@ from nodewise.doctor.collectors.rights_and_admission_policies import collect_nod
 from nodewise.doctor.collectors.schedulers import read_configuration_file
 from nodewise.doctor.collectors.session import ClusterReader, ExaminationTarget, Session, attempt, parse_json
 from nodewise.doctor.collectors.workloads import ReplicaPod, read_metrics
-from nodewise.doctor.facts import Facts, GpuNodeInfo, NodewiseWorkload, PolicyEvaluation, UnavailableFact
+from nodewise.doctor.facts import (
+    Facts,
+    GpuNodeInfo,
+    NodewiseWorkload,
+    PolicyEvaluation,
+    UnavailableFact,
+    UsageSamples,
+)
 from nodewise.doctor.findings import CATALOGUE, Report
 from nodewise.doctor.parsing.objects import Workload
 from nodewise.doctor.parsing.scheduler_configuration import SchedulerConfiguration
@@ -783,6 +791,24 @@ def test_labels_of_gpus_that_nothing_offers(labels: Any, allocatable: Any, label
     parsed = parse_node([INTEL, NVIDIA], msgspec.json.encode(node))
     assert parsed is not None
     assert (label in parsed.gpus.label) if parsed.gpus else not label
+
+
+@pytest.mark.parametrize(("agents", "is_read"), [("load", True), ("safe", False)])
+def test_usage_of_nodes_is_read_for_agents_that_score_by_it(agents: str, is_read: bool) -> None:
+    words = ["nodewise", "extender", f"--agents={agents}"]
+    at = datetime.fromtimestamp(SystemClock().now() - 40, UTC).isoformat()
+    usage = {"timestamp": at, "window": "1m30s", "usage": {"cpu": "1", "memory": "1Gi"}}
+    items = [{"metadata": {"name": name}, **usage} for name in "ab"]
+    objects = {
+        DEPLOYMENTS: [deployment("nodewise", "nodewise", {"name": "nodewise", "command": words})],
+        "/api/v1/nodes": [{"metadata": {"name": name}} for name in "ab"],
+        "/apis/metrics.k8s.io/v1beta1/nodes": {"items": items},
+    }
+    samples = facts(objects).usage_samples
+    assert isinstance(samples, UsageSamples) == is_read
+    if isinstance(samples, UsageSamples):
+        assert samples.window_s == 90
+        assert 39 < samples.age_s < 100
 
 
 SLICES = "/apis/resource.k8s.io/v1/resourceslices"

@@ -338,6 +338,12 @@ def test_rights_follow_agents_and_settings() -> None:
     assert "get nodes/heat.custom.metrics.k8s.io" not in needed(
         "heat", agents="telemetry", prometheus_url="http://p"
     )
+    usage = {"list nodes.metrics.k8s.io", "list pods.metrics.k8s.io"}
+    assert usage <= needed(agents="load")
+    assert usage <= needed("predicted_cpu_share", agents="telemetry")
+    assert not usage & needed(agents="load", prometheus_url="http://p")
+    assert not usage & needed(agents="safe")
+    assert "get nodes/predicted_cpu_share.custom.metrics.k8s.io" not in needed("predicted_cpu_share")
     assert "create pods/binding" in needed(agents="gpu")
     assert "create pods/binding" not in needed(agents="telemetry")
     assert "update configmaps nodewise-memory in namespace nodewise" in needed(agents="learned")

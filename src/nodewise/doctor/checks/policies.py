@@ -20,6 +20,7 @@ from nodewise.doctor.facts import (
     Schedulers,
     UnavailableFact,
     UnmatchedSelector,
+    UsageSamples,
 )
 from nodewise.doctor.findings import (
     Finding,
@@ -434,6 +435,26 @@ def check_metrics_apis(metrics_apis: tuple[MetricsApiStatus, ...]) -> Iterator[F
             actual = f"is not Available: {short(api.message)}"
             command = kubectl("describe", where)
             yield finding("metrics-api-unavailable", where, actual, "Available: True", command=command)
+
+
+_LONGEST_WINDOW_S: Final = 60.0
+"""The window of metrics-server by default. Pods count with an estimate until the window began after their start."""
+_OLDEST_USAGE_S: Final = 180.0
+"""The agent load ignores older usage."""
+
+
+@check("usage-late")
+def check_usage_samples(usage_samples: UsageSamples | None) -> Iterator[Finding]:
+    """Old usage of nodes, or a long window, in which bursts disappear."""
+    if usage_samples is None:
+        return
+    window_s, age_s = usage_samples
+    where, expected = "APIService/v1beta1.metrics.k8s.io", f"a window of at most {_LONGEST_WINDOW_S:.0f} s"
+    if age_s > _OLDEST_USAGE_S:
+        actual = f"the usage of most nodes is {age_s:.0f} s old and counts as missing"
+        yield finding("usage-late", where, actual, f"at most {_OLDEST_USAGE_S:.0f} s")
+    elif window_s > _LONGEST_WINDOW_S:
+        yield finding("usage-late", where, f"usage is a mean of {window_s:.0f} s", expected)
 
 
 _METRICS_API_UNAVAILABLE: Final = UnavailableFact(

@@ -27,6 +27,7 @@ COLLECTORS: Final[dict[str, Collector[Any]]] = {
     "nodes_not_measured": nodes.collect_nodes_not_measured,
     "metrics": policies.collect_metrics,
     "metrics_apis": policies.collect_metrics_apis,
+    "usage_samples": policies.collect_usage_samples,
     "deschedulers": workloads.collect_deschedulers,
     "gpu_nodes": nodes.collect_gpu_nodes,
     "kubelets": nodes.collect_kubelets,

@@ -5,6 +5,7 @@ custom metrics API and from metrics.k8s.io, not from Prometheus or from files.
 """
 
 import asyncio
+import statistics
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from functools import partial
@@ -37,6 +38,7 @@ from nodewise.doctor.facts import (
     PolicyEvaluation,
     UnavailableFact,
     UnmatchedSelector,
+    UsageSamples,
 )
 from nodewise.doctor.parsing import objects
 from nodewise.doctor.parsing.objects import (
@@ -521,6 +523,34 @@ def _metric_node_coverage(series: Series, index: NodeIndex, not_measured: frozen
     return MetricCoverage(nodes, tuple(others[:_MAX_NAMES]), text, remedy, tuple(missing))
 
 
+def reads_usage(agents: Iterable[str]) -> bool:
+    """Whether one of the agents reads the usage of nodes and pods."""
+    kinds = map(find_agent_kind, agents)
+    return any(kind is not None and kind.needs_metrics for kind in kinds)
+
+
+async def collect_usage_samples(session: Session) -> UsageSamples | None:
+    """The samples of metrics-server, if an agent reads them."""
+    workloads = await session.get_or(collect_nodewise_workloads, ())
+    sources = await session.require(_collect_metric_sources)
+    if sources.other or not (sources.resource and any(reads_usage(each.agents) for each in workloads)):
+        return None
+    nodes = (await session.require(collect_nodes)).measured
+
+    async def lookup() -> NodeAttributes:
+        return nodes
+
+    now, right = SystemClock().now(), f"list nodes.{resource_metrics_api.GROUP}"
+    source = ResourceMetricsSource(session.reader.api, lookup, _TIMEOUT_S)
+    series = await _fetch_metric(source, right, MetricRequest(resource_metrics_api.METRICS[0]))
+    samples = [] if isinstance(series, Cause) else list(series.samples.values())
+    if not samples:
+        return None
+    windows_s = [sample.window_s or 0.0 for sample in samples]
+    ages_s = [now - (sample.at or now) for sample in samples]
+    return UsageSamples(statistics.median(windows_s), statistics.median(ages_s))
+
+
 async def collect_metrics_apis(session: Session) -> tuple[MetricsApiStatus, ...]:
     names = await session.require(collect_metric_names)
     sources = await session.require(_collect_metric_sources)
@@ -528,8 +558,7 @@ async def collect_metrics_apis(session: Session) -> tuple[MetricsApiStatus, ...]
         return ()
     usage = set(names) & set(resource_metrics_api.METRICS)
     workloads = await session.get_or(collect_nodewise_workloads, ())
-    kinds = (find_agent_kind(agent) for workload in workloads for agent in workload.agents)
-    agent_needs_usage = any(kind is not None and kind.needs_metrics for kind in kinds)
+    agent_needs_usage = any(reads_usage(workload.agents) for workload in workloads)
     apis: list[MetricsApiStatus] = []
     if sources.custom and set(names) - usage:
         apis.append(await _read_metrics_api(session.reader, custom_metrics_api.GROUP, ("v1beta1", "v1beta2")))

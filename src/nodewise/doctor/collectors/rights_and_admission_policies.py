@@ -11,10 +11,10 @@ from datetime import UTC, datetime
 from typing import Any, Final
 
 from nodewise import agents
-from nodewise.base import clock
+from nodewise.base import clock, distributions
 from nodewise.base.errors import BadInput, NodewiseError, Refused, short
 from nodewise.doctor.collectors.nodes import collect_nodes
-from nodewise.doctor.collectors.policies import collect_metric_names
+from nodewise.doctor.collectors.policies import collect_metric_names, reads_usage
 from nodewise.doctor.collectors.session import (
     SYSTEM_NAMESPACE,
     ClusterReader,
@@ -146,7 +146,7 @@ def needed_rights(  # complexity: each agent and mode adds rules
             for right in _expand_rbac_rule(rule, extender.workload.namespace if kind == "Role" else ""):
                 if _is_right_needed(extender, right):
                     rights.setdefault(right, part)
-    return rights | dict.fromkeys(_rights_to_read_custom_metrics(extender, metrics), "rbac")
+    return rights | dict.fromkeys(_rights_to_read_metrics(extender, metrics), "rbac")
 
 
 def _expand_rbac_rule(rule: platform_manifests.Rule, namespace: str) -> Iterator[AccessRight]:
@@ -159,7 +159,7 @@ def _expand_rbac_rule(rule: platform_manifests.Rule, namespace: str) -> Iterator
 
 def _is_right_needed(extender: NodewiseWorkload, right: AccessRight) -> bool:
     if right.group in (resource_metrics_api.GROUP, custom_metrics_api.GROUP):
-        return False  # depends on the policies: `_rights_to_read_custom_metrics`
+        return False  # depends on the policies and agents: `_rights_to_read_metrics`
     if right.name == EXTENDER_LEASE:
         return not extender.is_controller
     if right.group in ("telemetry.intel.com", "nodewise.io") or right.resource == "namespaces":
@@ -171,17 +171,24 @@ def _is_right_needed(extender: NodewiseWorkload, right: AccessRight) -> bool:
     return True
 
 
-def _rights_to_read_custom_metrics(
+def _rights_to_read_metrics(  # complexity: the rights of each source
     extender: NodewiseWorkload, metrics: Sequence[str]
 ) -> Iterator[AccessRight]:
     """Each custom metric is a resource of its own, as a rule of RBAC may name it."""
-    if "telemetry" not in extender.agents or "prometheus_url" in extender.settings:
+    if "prometheus_url" in extender.settings:
         return
     sources = source_table.kinds(extender.values("metrics") or ["auto"])
-    if source_table.RESOURCE in sources and any(name in resource_metrics_api.METRICS for name in metrics):
+    requested = set(metrics if "telemetry" in extender.agents else ())
+    computed = {entry.name for entry in distributions.own_entry_points(distributions.COMPUTED_METRICS)}
+    needs_pods = reads_usage(extender.agents) or bool(computed & requested)
+    if source_table.RESOURCE in sources and (
+        needs_pods or requested.intersection(resource_metrics_api.METRICS)
+    ):
         yield AccessRight("list", resource_metrics_api.GROUP, "nodes")
+    if source_table.RESOURCE in sources and needs_pods:
+        yield AccessRight("list", resource_metrics_api.GROUP, "pods")
     if source_table.CUSTOM in sources:
-        for name in [name for name in metrics if name not in resource_metrics_api.METRICS][:_MAX_METRICS]:
+        for name in sorted(requested - computed - {*resource_metrics_api.METRICS})[:_MAX_METRICS]:
             yield AccessRight("get", custom_metrics_api.GROUP, f"nodes/{name}")
 
 
