@@ -4,7 +4,8 @@ promtool is a program in Go for the same kind of work: it parses and checks file
 each round, so that other programs on the machine affect all of them alike. Wall times would depend on these programs
 more than on the commands.
 
-`measure_devices` starts `nodewise devices` with a file of devices and claims, and measures its time and memory.
+`measure_devices` starts `nodewise devices` with many devices and claims of an API server and of a file, and measures
+its time and memory.
 """
 
 import json
@@ -13,15 +14,17 @@ import resource
 import statistics
 import subprocess
 import time
+import uuid
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 import click
-from tests.cluster import debian_packages
+from tests.cluster import controlplane, debian_packages, namespace_sandboxes, program_cache
 
-from bench import benchmark_servers
+from bench import benchmark_servers, etcd_population
 from bench.alternating_rounds import of_rounds
+from bench.etcd_population import EtcdEntry
 from bench.progress_lines import report_progress_line
 from bench.results import Measurement
 from nodewise.cli import command_outlines, main
@@ -90,34 +93,59 @@ def measure(context: benchmark_servers.BenchContext) -> Measurement:
 
 
 def measure_devices(context: benchmark_servers.BenchContext) -> Measurement:
-    """List 5,000 nodes with 8 devices each, about half of which claims have, from the output of kubectl."""
-    file = context.folder / "devices.json"
+    """List 5,000 nodes with 8 devices each, about half of which claims have, of a real API server and from the output
+    of kubectl, in alternating rounds. MissingError without the programs of a control plane.
+    """
+    file, is_quick = context.folder / "devices.json", context.scale is benchmark_servers.QUICK
+    nodes, count = (100, 1) if is_quick else (5000, context.scale.rounds * STARTS)
     with file.open("w") as text:  # piece by piece: the peak of a child begins with the memory of its parent
         text.write('{"apiVersion": "v1", "kind": "List", "items": [')
-        for number, item in enumerate(_devices_and_claims()):
+        for number, item in enumerate(_devices_and_claims(nodes)):
             text.write(("," if number else "") + json.dumps(item, indent=4))  # about as kubectl indents
         text.write("]}")
-    words: list[str | Path] = [benchmark_servers.PROGRAM, "devices", "--objects-from", file]
-    seconds, mib = list[float](), list[float]()
-    count = 1 if context.scale is benchmark_servers.QUICK else context.scale.rounds * STARTS
-    for _ in range(count):
-        began = time.monotonic()
-        with subprocess.Popen(words, stdout=subprocess.DEVNULL) as process:
-            _, status, used = os.wait4(process.pid, 0)
-            process.returncode = os.waitstatus_to_exitcode(status)
-        if process.returncode:
-            raise RuntimeError(f"nodewise devices ended with {process.returncode}")
-        seconds.append(time.monotonic() - began)
-        mib.append(used.ru_maxrss / 1024)
-        report_progress_line(f"{seconds[-1]:.2f} s, {mib[-1]:.0f} MiB")
+    figures: dict[str, list[float]] = {}
+    with controlplane.running(program_cache.folder(), context.folder) as plane:
+        report_progress_line("filling the API server with devices and claims")
+        etcd_population.fill(plane.etcd, map(_stored, _devices_and_claims(nodes)), lambda _: None)
+        live: list[str | Path] = ["--kubeconfig", plane.admin.kubeconfig]
+        sources: dict[str, list[str | Path]] = {
+            "devices_5000": live,
+            "devices_file_5000": ["--objects-from", file],
+        }
+        namespace_sandboxes.wait("all are served", lambda: _list_devices(live) is not None or None, 120)
+        for _ in range(count):
+            for name, words in sources.items():
+                measured = _list_devices(words)
+                if measured is None:
+                    raise RuntimeError("nodewise devices failed")
+                report_progress_line(f"{name}: {measured[0]:.2f} s, {measured[1]:.0f} MiB")
+                for unit, value in zip(("s", "mib"), measured, strict=True):
+                    figures.setdefault(f"{name}_{unit}", []).append(value)
     return Measurement(
-        {"devices_5000_s": of_rounds(seconds, 2), "devices_5000_mib": of_rounds(mib, 0)}, {}, ""
+        {key: of_rounds(values, 2 if key.endswith("_s") else 0) for key, values in figures.items()}, {}, ""
     )
 
 
-def _devices_and_claims() -> Iterator[Row]:
+def _list_devices(words: Sequence[str | Path]) -> tuple[float, float] | None:
+    """The seconds and MiB of `nodewise devices`; None if it fails."""
+    began = time.monotonic()
+    command = [benchmark_servers.PROGRAM, "devices", *words]
+    with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as process:
+        _, status, used = os.wait4(process.pid, 0)
+        process.returncode = os.waitstatus_to_exitcode(status)
+    return None if process.returncode else (time.monotonic() - began, used.ru_maxrss / 1024)
+
+
+def _stored(item: Row) -> EtcdEntry:
+    metadata = item["metadata"] | {"uid": str(uuid.uuid4()), "creationTimestamp": "2026-11-01T00:00:00Z"}
+    folder = f"/registry/{item['kind'].lower()}s"
+    place = "/".join(filter(None, (folder, metadata.get("namespace"), metadata["name"])))
+    return EtcdEntry(place, etcd_population.stored(item | {"metadata": metadata}))
+
+
+def _devices_and_claims(nodes: int) -> Iterator[Row]:
     driver, version = "gpu.example.com", "resource.k8s.io/v1"
-    for number in range(5000):
+    for number in range(nodes):
         node = f"node-{number:04d}"
         devices = [
             {
