@@ -19,7 +19,7 @@ from nodewise.cli import terminal_output
 from nodewise.cli.options_from_settings import ClusterOptions, CommandLine, settings_command
 from nodewise.cli.setting_declarations import CommandOptions
 from nodewise.cli.terminal_output import Progress
-from nodewise.devices import device_report, resource_slices
+from nodewise.devices import device_report, resource_claims, resource_slices
 from nodewise.devices.device_inventory import (
     DEVICE_CLASSES,
     DEVICE_TAINT_RULES,
@@ -33,7 +33,7 @@ from nodewise.devices.device_inventory import (
 from nodewise.devices.device_report import ClaimCounter, ClaimFit, NodeReport, ReportedDevice, ReportedTaint
 from nodewise.devices.resource_claims import DeviceClass
 from nodewise.engine import object_feed
-from nodewise.kube import object_files
+from nodewise.kube import object_files, resource_kinds
 from nodewise.kube.api_client_creation import open_api
 from nodewise.kube.api_server_interface import NotFound
 from nodewise.kube.http_client import HttpApi
@@ -81,7 +81,17 @@ class NodeWithLabels(msgspec.Struct, frozen=True, gc=False):
 
 
 _WATCHED: Final = (
-    *(watched._replace(is_optional=False) for watched in watched_devices()),
+    *(
+        watched._replace(is_optional=False)
+        for watched in watched_devices()
+        if watched.name != RESOURCE_CLAIMS
+    ),
+    Watched(
+        RESOURCE_CLAIMS,
+        resource_kinds.RESOURCE_CLAIMS,
+        resource_claims.AllocatedClaimObject,
+        resource_claims.parse_allocated_claim,
+    ),
     Watched(_NODES, NODES, NodeWithLabels),
 )
 """A kind that is not served or refused is reported here."""

@@ -305,7 +305,10 @@ def parse_resource_claim(item: ResourceClaimObject) -> ResourceClaim:
     """The claim as it is stored."""
     allocation = item.status.allocation
     requests, constraints = _parse_requests(item.spec), _parse_constraints(item.spec)
-    is_too_large = len(msgspec.json.encode((requests, constraints))) > MOST_REQUEST_BYTES
+    is_too_large = (
+        bool(requests or constraints)
+        and len(msgspec.json.encode((requests, constraints))) > MOST_REQUEST_BYTES
+    )
     return ResourceClaim(
         metadata=item.metadata,
         requests=() if is_too_large else requests,
@@ -316,6 +319,20 @@ def parse_resource_claim(item: ResourceClaimObject) -> ResourceClaim:
         node_selector=None if allocation is None else allocation.node_selector,
         reserved_for=item.status.reserved_for or (),
     )
+
+
+class AllocatedClaimObject(msgspec.Struct, frozen=True, gc=False):
+    """The parts of a ResourceClaim that say which devices it has."""
+
+    metadata: DeviceObjectMetadata
+    status: _ClaimStatus = _ClaimStatus()
+
+
+def parse_allocated_claim(item: AllocatedClaimObject) -> ResourceClaim | None:
+    """The claim without its requests; None if it has no devices."""
+    if item.status.allocation is None:
+        return None
+    return parse_resource_claim(ResourceClaimObject(item.metadata, status=item.status))
 
 
 def _parse_requests(spec: _ClaimSpec) -> tuple[ClaimRequest, ...]:

@@ -658,27 +658,39 @@ async def list_objects(
     path = target.resource.path(target.namespace)
     state: ListWatchState = ListState()
     limit, count, expired = FIRST_LIMIT, 0, 0
-    while isinstance(state, ListState):
+
+    def request_page() -> asyncio.Task[bytes]:
         params = {**target.selectors, **list_or_watch_parameters(state, limit, float)}
-        try:
-            body = await api.get(path, params, timeout_s=PAGE_S)
-        except Expired as error:
-            expired += 1
-            if expired == _MAX_ATTEMPTS:
-                raise
-            state = state_after_error(state, error)
-            continue
-        except NotFound:
-            older = target.resource.older_versions
-            served = await api_server_interface.served_version(api, target.resource) if older else None
-            if served is None or served.path(target.namespace) == path:
-                raise
-            path = served.path(target.namespace)
-            continue
-        state, page = parse_page(state, body)
-        limit = next_limit(limit, len(page.items), len(body))
-        await decoder.add_page(page)
-        count = len(page.items) + (0 if page.is_first else count)
-        report_count(count)
+        return asyncio.create_task(api.get(path, params, timeout_s=PAGE_S))
+
+    request = request_page()
+    try:
+        while isinstance(state, ListState):
+            try:
+                body = await request
+            except Expired as error:
+                expired += 1
+                if expired == _MAX_ATTEMPTS:
+                    raise
+                state = state_after_error(state, error)
+                request = request_page()
+                continue
+            except NotFound:
+                older = target.resource.older_versions
+                served = await api_server_interface.served_version(api, target.resource) if older else None
+                if served is None or served.path(target.namespace) == path:
+                    raise
+                path = served.path(target.namespace)
+                request = request_page()
+                continue
+            state, page = parse_page(state, body)
+            limit = next_limit(limit, len(page.items), len(body))
+            if isinstance(state, ListState):
+                request = request_page()  # the server works on it while this page is decoded
+            await decoder.add_page(page)
+            count = len(page.items) + (0 if page.is_first else count)
+            report_count(count)
+    finally:
+        request.cancel()
     decoder.finish(state.version)
     return decoder.store
