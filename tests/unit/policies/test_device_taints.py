@@ -421,3 +421,18 @@ def test_older_generation_of_a_pool_does_not_count() -> None:
     older, newer = slices("n1")[0], slices("n1", count=1)[0]
     evaluator = Evaluator(policy(HOT), listed=[older, msgspec.structs.replace(newer, generation=2)])
     assert evaluator.step({"n1/n1-0": 20, "n1/n1-1": 95}) == {}
+
+
+def test_taint_follows_the_newest_generation_of_a_pool() -> None:
+    evaluator = Evaluator(policy(HOT | {"release": 80}), listed=slices("n1"))
+    assert evaluator.step({"n1/n1-3": 95}) == {"n1/gpu-3": "NoSchedule"}
+    for count, value, expected in (
+        (4, 85, True),
+        (1, 85, True),
+        (1, 20, True),
+        (4, 85, True),
+        (4, 79, False),
+    ):
+        newest = evaluator.slices[-1].generation + 1
+        evaluator.slices.append(msgspec.structs.replace(slices("n1", count=count)[0], generation=newest))
+        assert (evaluator.step({"n1/n1-3": value}) == {"n1/gpu-3": "NoSchedule"}) == expected

@@ -10,6 +10,7 @@ from nodewise.agent import ClusterState, Names, NodeIndex, ObjectKey, Snapshot
 from nodewise.agent.state import Change
 from nodewise.agents.gpu import device_placement
 from nodewise.agents.gpu.agent import GpuAgent
+from nodewise.agents.gpu.device_placement import DeviceDetails
 from nodewise.agents.gpu.gpu_pod_fields import RequestedGpuPod
 from nodewise.agents.gpu.node_gpus import GpuNode
 from nodewise.agents.gpu.options import GpuOptions, Placement
@@ -123,6 +124,8 @@ class Cluster:
         scores = self.agent.score(wanted, candidates, self.snapshot)
         assert scores is not None
         assert scores.details is not None
+        assert isinstance(scores.details, DeviceDetails)
+        self.misfits = scores.details.misfits().tolist()
         return scores.points.tolist(), [scores.details.text(at) for at in range(len(self.names))]
 
 
@@ -143,7 +146,9 @@ def test_best_node_follows_the_placement(placement: Placement, best: str) -> Non
 
 
 def test_node_where_the_claim_does_not_fit_has_no_points_and_is_not_rejected() -> None:
-    points, details = Cluster("pack", *THREE, *HELD, claim("c", 3)).decide(pod("p", "c"))
+    cluster = Cluster("pack", *THREE, *HELD, claim("c", 3))
+    points, details = cluster.decide(pod("p", "c"))
+    assert cluster.misfits == [False, False, True]
     assert points[2] == 0
     assert points[1] == 10
     assert details[2] == "the claims do not fit the free devices"
