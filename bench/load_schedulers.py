@@ -10,7 +10,6 @@ figures are the shares of pods whose node is one of the best by `published_formu
 
 import argparse
 import contextlib
-import copy
 import json
 import os
 import random
@@ -19,9 +18,10 @@ import subprocess
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from math import inf
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
@@ -35,8 +35,14 @@ from tests.cluster.namespace_sandboxes import wait
 from bench import report
 from bench.progress_lines import report_progress_line
 from bench.results import LOAD_SCHEDULERS, MachineLoad, Measurement
-from nodewise_scorers.load import published_formulas as formulas
-from nodewise_scorers.load.published_formulas import Commitment, Floats
+from nodewise_scorers.load.bound_pods import PodAmounts
+from nodewise_scorers.load.published_formulas import (
+    FORMULAS,
+    CandidateUsage,
+    Floats,
+    PowerModel,
+    PublishedFormula,
+)
 
 NODES: Final = 40
 _CANDIDATES: Final = 8
@@ -130,19 +136,10 @@ def random_statistics(chance: random.Random) -> NodeStatistics:
     return NodeStatistics(names, cores, column(5, 60), column(1, 15), column(10, 50), column(1, 10))
 
 
-class PodAmounts(NamedTuple):
-    """CPU in milli-cores and memory in bytes; a limit of 0 is missing."""
-
-    cpu: int
-    cpu_limit: int
-    memory: int
-    memory_limit: int
-
-
 def random_pod(chance: random.Random) -> PodAmounts:
     cpu, memory = chance.randrange(50, 1000, 10), 2**20 * chance.randrange(64, 1024, 8)
-    is_limited = chance.random() < 0.5
-    return PodAmounts(cpu, 2 * cpu * is_limited, memory, 2 * memory * is_limited)
+    factor = 2 if chance.random() < 0.5 else inf
+    return PodAmounts((float(cpu), float(memory)), (factor * cpu, factor * memory))
 
 
 class Cluster:
@@ -150,72 +147,23 @@ class Cluster:
 
     def __init__(self, statistics: NodeStatistics) -> None:
         self.statistics = statistics
-        self.capacity = np.array([1000 * statistics.cores, np.full(NODES, float(_MEMORY_BYTES))])
-        self.used = np.array([statistics.cpu_pct, statistics.memory_pct]) / 100 * self.capacity
-        deviations = [statistics.cpu_deviation_pct, statistics.memory_deviation_pct]
-        self.deviation = np.array(deviations) / 100
-        self.requested, self.limits, self.in_flight = (np.zeros((2, NODES)) for _ in range(3))
+        capacity = np.array([1000 * statistics.cores, np.full(NODES, float(_MEMORY_BYTES))])
+        used = np.array([statistics.cpu_pct, statistics.memory_pct]) / 100 * capacity
+        deviation = np.array([statistics.cpu_deviation_pct, statistics.memory_deviation_pct]) / 100
+        in_flight, requested, limits = (np.zeros((2, NODES)) for _ in range(3))
+        self._usage = CandidateUsage(used, in_flight, deviation, requested, limits, capacity)
 
-    def of(self, nodes: Sequence[int]) -> "Cluster":
-        """The same of some nodes: a plugin normalizes its scores among the candidates."""
-        part = copy.copy(self)
-        vars(part).update(
-            {name: array[:, nodes] for name, array in vars(self).items() if name != "statistics"}
-        )
-        return part
+    def usage(self, nodes: Sequence[int]) -> CandidateUsage:
+        """That of the candidates."""
+        return CandidateUsage(*(values[:, nodes] for values in self._usage))
 
-    def bind(self, pod: PodAmounts, node: int, estimate: Sequence[float]) -> None:
-        self.requested[:, node] += pod.cpu, pod.memory
-        self.limits[:, node] += max(pod.cpu, pod.cpu_limit), max(pod.memory, pod.memory_limit)
-        self.in_flight[:, node] += estimate
-
-
-def _nothing(_pod: PodAmounts) -> tuple[float, float]:
-    return 0.0, 0.0
-
-
-def _trimaran_estimate(pod: PodAmounts) -> tuple[float, float]:
-    return formulas.trimaran_pod_usage(pod.cpu, pod.cpu_limit), 0.0
-
-
-def _koordinator_estimate(pod: PodAmounts) -> tuple[float, float]:
-    memory = float(np.floor(max(pod.memory, pod.memory_limit) * 0.7 + 0.5))  # the factor of memory by default
-    return formulas.koordinator_pod_usage(pod.cpu, pod.cpu_limit), memory
-
-
-def _target_load_packing(cluster: Cluster, pod: PodAmounts) -> Floats:
-    expected = cluster.used[0] + cluster.in_flight[0] + _trimaran_estimate(pod)[0]
-    return formulas.target_load_packing(100 * expected / cluster.capacity[0])
-
-
-def _load_variation_risk_balancing(cluster: Cluster, pod: PodAmounts) -> Floats:
-    mean = (cluster.used + np.array([[pod.cpu], [pod.memory]])) / cluster.capacity
-    lowest: Floats = formulas.load_variation_risk_balancing(mean, cluster.deviation).min(axis=0)
-    return lowest
-
-
-def _low_risk_over_commitment(cluster: Cluster, pod: PodAmounts) -> Floats:
-    pods = (pod.cpu, pod.cpu_limit), (pod.memory, pod.memory_limit)
-    by_resource = [
-        formulas.low_risk_over_commitment(
-            Commitment(cluster.requested[at], cluster.limits[at], cluster.capacity[at]),
-            pods[at],
-            cluster.used[at] / cluster.capacity[at],
-            cluster.deviation[at],
-        )
-        for at in range(2)
-    ]
-    return np.minimum(*by_resource)
-
-
-def _peaks(cluster: Cluster, pod: PodAmounts) -> Floats:
-    used_pct = 100 * cluster.used[0] / cluster.capacity[0]
-    return formulas.peaks(used_pct, used_pct + 100 * pod.cpu / cluster.capacity[0])
-
-
-def _koordinator(cluster: Cluster, pod: PodAmounts) -> Floats:
-    expected = cluster.used + cluster.in_flight + np.array(_koordinator_estimate(pod))[:, None]
-    return np.floor(formulas.koordinator_load_aware(expected, cluster.capacity).mean(axis=0))
+    def bind(self, pod: PodAmounts, node: int, estimate: tuple[float, float]) -> None:
+        self._usage.requested[:, node] += pod.requests
+        self._usage.limits[:, node] += [
+            request if limit == inf else limit
+            for request, limit in zip(pod.requests, pod.limits, strict=True)
+        ]
+        self._usage.in_flight[:, node] += estimate
 
 
 class Plugin(NamedTuple):
@@ -223,18 +171,18 @@ class Plugin(NamedTuple):
 
     source: str
     name: str
-    scores: Callable[[Cluster, PodAmounts], Floats]
-    estimate: Callable[[PodAmounts], tuple[float, float]] = _nothing
+    formula: PublishedFormula
 
 
 PLUGINS: Final[Mapping[str, Plugin]] = {
-    "target_load_packing": Plugin("trimaran", "TargetLoadPacking", _target_load_packing, _trimaran_estimate),
-    "load_variation_risk_balancing": Plugin(
-        "trimaran", "LoadVariationRiskBalancing", _load_variation_risk_balancing
-    ),
-    "low_risk_over_commitment": Plugin("trimaran", "LowRiskOverCommitment", _low_risk_over_commitment),
-    "peaks": Plugin("trimaran", "Peaks", _peaks),
-    "koordinator": Plugin("koordinator", "LoadAwareScheduling", _koordinator, _koordinator_estimate),
+    formula.replace("-", "_"): Plugin(source, name, FORMULAS[formula])
+    for source, name, formula in (
+        ("trimaran", "TargetLoadPacking", "target-load-packing"),
+        ("trimaran", "LoadVariationRiskBalancing", "load-variation-risk-balancing"),
+        ("trimaran", "LowRiskOverCommitment", "low-risk-over-commitment"),
+        ("trimaran", "Peaks", "peaks"),
+        ("koordinator", "LoadAwareScheduling", "koordinator"),
+    )
 }
 """By the key of `LOAD_PLUGINS`."""
 
@@ -285,7 +233,7 @@ def _plugin_arguments(plugin: Plugin, watcher: str, statistics: NodeStatistics) 
     if plugin.source == "koordinator":
         return arguments | {"usageThresholds": {"cpu": 0, "memory": 0}}  # no filter
     if plugin.name == "Peaks":  # its fields have the names of Go, because its JSON tags are malformed
-        model = formulas.PowerModel()
+        model = PowerModel()
         models = {node: {"k0": 0, "k1": model.k1, "k2": model.k2} for node in statistics.names}
         return arguments | {"WatcherAddress": watcher, "NodePowerModel": models}
     return arguments | {"watcherAddress": watcher}
@@ -350,24 +298,24 @@ def _decide(
     pods = f"/api/v1/namespaces/{_NAMESPACE}/pods"
     for number in range(decisions):
         amounts, candidates = random_pod(chance), sorted(chance.sample(range(NODES), _CANDIDATES))
-        limits = (
-            {"cpu": f"{amounts.cpu_limit}m", "memory": str(amounts.memory_limit)} if amounts.cpu_limit else {}
-        )
         pod = kubernetes_objects.pod(f"{plugin.name.lower()}-{number}")
         pod["metadata"]["namespace"] = _NAMESPACE
-        requests = {"cpu": f"{amounts.cpu}m", "memory": str(amounts.memory)}
+        requests, limits = (
+            {"cpu": f"{cpu:.0f}m", "memory": f"{memory:.0f}"} if cpu < inf else {}
+            for cpu, memory in (amounts.requests, amounts.limits)
+        )
         pod["spec"]["containers"][0]["resources"] = {"requests": requests, "limits": limits}
         names = [cluster.statistics.names[node] for node in candidates]
         term = {"matchExpressions": [{"key": "kubernetes.io/hostname", "operator": "In", "values": names}]}
         required = {"requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": [term]}}
         pod["spec"] |= {"schedulerName": plugin.name.lower(), "affinity": {"nodeAffinity": required}}
-        scores = plugin.scores(cluster.of(candidates), amounts)
+        scores = plugin.formula.scores(cluster.usage(candidates), amounts)
         plane.api.create(pod)
         path = f"{pods}/{pod['metadata']['name']}"
         bound = wait("a pod is bound", lambda path=path: plane.api.get(path)["spec"].get("nodeName"))
         node = cluster.statistics.names.index(bound)
         agreed += bool(scores[candidates.index(node)] == scores.max())
-        cluster.bind(amounts, node, plugin.estimate(amounts))
+        cluster.bind(amounts, node, plugin.formula.estimate(amounts))
     plane.api.delete(f"{pods}?gracePeriodSeconds=0")
     return agreed / decisions
 

@@ -141,4 +141,4 @@ def test_koordinator_gives_nothing_to_a_full_node() -> None:
 def test_volcano_scores_as_in_its_tests() -> None:
     """usage_test.go TestUsage_nodeOrderFn: nodes n1 to n3 with the default weights."""
     cpu, memory = np.array([30.0, 60.0, 60.0]), np.array([50.0, 50.0, 80.0])
-    assert formulas.volcano_usage(cpu, memory).tolist() == pytest.approx([300, 225, 150])
+    assert formulas.volcano_usage(np.stack([cpu, memory])).tolist() == pytest.approx([300, 225, 150])

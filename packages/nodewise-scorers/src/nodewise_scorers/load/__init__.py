@@ -26,8 +26,7 @@ from nodewise.agent import LoadScoring, Watched
 from nodewise.base.option import Option
 from nodewise_scorers.scoring_agent import Score, ScoringAgentKind
 
-PlacementName = Literal[
-    "projected",
+FormulaName = Literal[
     "target-load-packing",
     "load-variation-risk-balancing",
     "low-risk-over-commitment",
@@ -35,6 +34,7 @@ PlacementName = Literal[
     "koordinator",
     "volcano",
 ]
+PlacementName = Literal["projected", FormulaName]
 
 
 class LoadAgentOptions(msgspec.Struct, frozen=True, kw_only=True):

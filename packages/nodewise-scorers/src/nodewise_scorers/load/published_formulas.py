@@ -4,22 +4,32 @@ Sources: sigs.k8s.io/scheduler-plugins v0.34.7 pkg/trimaran, github.com/koordina
 pkg/scheduler/plugins/loadaware, volcano.sh/volcano v1.15.1 pkg/scheduler/plugins/usage. Parameters have the published
 defaults, and results are those of the Score functions, rounded as there: from 0 to 100, the usage plugin up to 500.
 Usage is in per cent or a share of the node, as in the source; amounts of CPU are milli-cores.
+
+`FORMULAS` has each of them with the same inputs: the agent, the simulation and the comparison with the real schedulers
+use these.
 """
 
+from collections.abc import Callable, Mapping
+from math import inf
 from typing import Final, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
+from nodewise_scorers.load import FormulaName
+from nodewise_scorers.load.bound_pods import PodAmounts
 from nodewise_scorers.safe.risk_scores import cdf
 
 Floats = NDArray[np.float64]
+CPU, MEMORY = range(2)
 
 MAX_NODE_SCORE: Final = 100
 """The highest score of a plugin of kube-scheduler; `nodewise.agent.MAX_SCORE` is that of an extender."""
 _FULL_PCT: Final = 100
 _SMOOTHING_WINDOW: Final = 5
 """smoothingWindowSize of LowRiskOverCommitment."""
+_KOORDINATOR_FACTORS_PCT: Final = (85, 70)
+_KOORDINATOR_LEAST: Final = (250.0, 200.0 * 2**20)
 _LIMIT_WEIGHT: Final = 0.5
 """riskLimitWeights of LowRiskOverCommitment, for CPU and for memory."""
 
@@ -40,13 +50,18 @@ def trimaran_pod_usage(request_milli: float, limit_milli: float, multiplier: flo
     return float(np.floor(request_milli * multiplier + 0.5)) if request_milli else 1000.0
 
 
-def koordinator_pod_usage(request_milli: float, limit_milli: float, factor_pct: int = 85) -> float:
-    """LoadAware's estimate of a pod's CPU (defaultEstimator): 85 % of the larger of request and limit, else 250m."""
-    amount = max(request_milli, limit_milli)
+def koordinator_pod_usage(
+    request: float, limit: float, factor_pct: int = 85, least: float = _KOORDINATOR_LEAST[CPU]
+) -> float:
+    """LoadAware's estimate of one resource of a pod (defaultEstimator): a part of the larger of request and limit.
+
+    `least` is that of a pod with neither. The default is CPU: 85 %, or 250m; for memory it is 70 %, or 200 MiB.
+    """
+    amount = max(request, limit)
     if not amount:
-        return 250.0
+        return least
     usage = float(np.floor(amount * factor_pct / 100 + 0.5))
-    return min(usage, limit_milli) if limit_milli else usage
+    return min(usage, limit) if limit else usage
 
 
 def target_load_packing(with_pod_pct: Floats, target_pct: float = 40.0) -> Floats:
@@ -158,6 +173,116 @@ def koordinator_load_aware(used: Floats, capacity: Floats) -> Floats:
     return np.where(used > capacity, 0.0, np.floor((capacity - used) * MAX_NODE_SCORE / capacity))
 
 
-def volcano_usage(cpu_pct: Floats, memory_pct: Floats, weight: int = 5) -> Floats:
-    """The usage plugin's score (nodeOrderFn): the mean of the unused shares of CPU and memory, times the weight."""
-    return ((100 - cpu_pct) / 100 + (100 - memory_pct) / 100) / 2 * MAX_NODE_SCORE * weight
+def volcano_usage(used_pct: Floats, weight: int = 5) -> Floats:
+    """The usage plugin's score (nodeOrderFn): the mean of the unused shares of the resources, times the weight."""
+    scores: Floats = ((100 - used_pct) / 100).mean(axis=0) * MAX_NODE_SCORE * weight
+    return scores
+
+
+class CandidateUsage(NamedTuple):
+    """What formulas know of the candidates: by resource (CPU, and memory if that counts) and candidate.
+
+    In milli-CPU and bytes.
+    """
+
+    used: Floats
+    in_flight: Floats
+    """The formula's estimates of the pods that `used` does not include."""
+    deviation: Floats
+    """A share of the capacity."""
+    requested: Floats
+    limits: Floats
+    """A pod without a limit counts with its request."""
+    capacity: Floats
+
+
+def _with_pod(nodes: CandidateUsage, estimate: tuple[float, float]) -> Floats:
+    """The usage with the pods in flight and the pod."""
+    more = np.array(estimate[: len(nodes.used)])[:, None]
+    usage: Floats = nodes.used + nodes.in_flight + more
+    return usage
+
+
+def _requested_and_limited(pod: PodAmounts) -> list[tuple[float, float]]:
+    """By resource; 0 for a missing limit, as the sources have it."""
+    pairs = zip(pod.requests, pod.limits, strict=True)
+    return [(request, 0.0 if limit == inf else limit) for request, limit in pairs]
+
+
+def _no_estimate(_pod: PodAmounts) -> tuple[float, float]:
+    return 0.0, 0.0
+
+
+def _trimaran_estimate(pod: PodAmounts) -> tuple[float, float]:
+    return trimaran_pod_usage(*_requested_and_limited(pod)[CPU]), 0.0
+
+
+def _koordinator_estimate(pod: PodAmounts) -> tuple[float, float]:
+    cpu, memory = (
+        koordinator_pod_usage(*amounts, factor_pct, least)
+        for amounts, factor_pct, least in zip(
+            _requested_and_limited(pod), _KOORDINATOR_FACTORS_PCT, _KOORDINATOR_LEAST, strict=True
+        )
+    )
+    return cpu, memory
+
+
+def _score_target_load_packing(nodes: CandidateUsage, pod: PodAmounts) -> Floats:
+    return target_load_packing(100 * _with_pod(nodes, _trimaran_estimate(pod))[CPU] / nodes.capacity[CPU])
+
+
+def _score_load_variation(nodes: CandidateUsage, pod: PodAmounts) -> Floats:
+    requests = np.array(pod.requests[: len(nodes.used)])[:, None]
+    scores = load_variation_risk_balancing((nodes.used + requests) / nodes.capacity, nodes.deviation)
+    lowest: Floats = scores.min(axis=0)
+    return lowest
+
+
+def _score_over_commitment(nodes: CandidateUsage, pod: PodAmounts) -> Floats:
+    by_resource = [
+        low_risk_over_commitment(Commitment(requested, limits, capacity), amounts, used / capacity, deviation)
+        for used, deviation, requested, limits, capacity, amounts in zip(
+            nodes.used,
+            nodes.deviation,
+            nodes.requested,
+            nodes.limits,
+            nodes.capacity,
+            _requested_and_limited(pod)[: len(nodes.used)],
+            strict=True,
+        )
+    ]
+    lowest: Floats = np.min(by_resource, axis=0)
+    return lowest
+
+
+def _score_peaks(nodes: CandidateUsage, pod: PodAmounts) -> Floats:
+    used_pct = 100 * nodes.used[CPU] / nodes.capacity[CPU]
+    return peaks(used_pct, used_pct + 100 * pod.requests[CPU] / nodes.capacity[CPU])
+
+
+def _score_koordinator(nodes: CandidateUsage, pod: PodAmounts) -> Floats:
+    scores = koordinator_load_aware(_with_pod(nodes, _koordinator_estimate(pod)), nodes.capacity)
+    mean: Floats = np.floor(scores.mean(axis=0))
+    return mean
+
+
+def _score_volcano(nodes: CandidateUsage, _pod: PodAmounts) -> Floats:
+    return volcano_usage(100 * nodes.used / nodes.capacity, weight=1)
+
+
+class PublishedFormula(NamedTuple):
+    """The scores of the candidates of a pod, from 0 to 100."""
+
+    scores: Callable[[CandidateUsage, PodAmounts], Floats]
+    estimate: Callable[[PodAmounts], tuple[float, float]] = _no_estimate
+    """The milli-CPU and bytes that a pod in flight counts with; 0 for a formula that does not consider them."""
+
+
+FORMULAS: Final[Mapping[FormulaName, PublishedFormula]] = {
+    "target-load-packing": PublishedFormula(_score_target_load_packing, _trimaran_estimate),
+    "load-variation-risk-balancing": PublishedFormula(_score_load_variation),
+    "low-risk-over-commitment": PublishedFormula(_score_over_commitment),
+    "peaks": PublishedFormula(_score_peaks),
+    "koordinator": PublishedFormula(_score_koordinator, _koordinator_estimate),
+    "volcano": PublishedFormula(_score_volcano),
+}

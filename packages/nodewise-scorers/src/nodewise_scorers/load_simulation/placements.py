@@ -9,7 +9,9 @@ Statistics are one step old: each step begins with the usage of the step before.
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from functools import partial
+from math import inf
 from typing import Final
 
 import msgspec
@@ -17,9 +19,10 @@ import numpy as np
 
 from nodewise.agent import Names, NodeIndex, Snapshot
 from nodewise.install.scheduler_configuration import DEFAULT_WEIGHT
-from nodewise_scorers.load import projected_load, published_formulas
+from nodewise_scorers.load import FormulaName, projected_load
+from nodewise_scorers.load.bound_pods import PodAmounts
 from nodewise_scorers.load.projected_load import ProjectedLoad
-from nodewise_scorers.load.published_formulas import Commitment
+from nodewise_scorers.load.published_formulas import FORMULAS, CandidateUsage
 from nodewise_scorers.load.usage_profiles import UsageProfiles
 from nodewise_scorers.load_simulation.workload import CORES, Floats, Ints, SimulatedPods
 from nodewise_scorers.safe import SafeOptions
@@ -202,102 +205,51 @@ class Safe(Placement):
         return total
 
 
-class PublishedFormula(Placement):
-    """A formula of the measured usage: the last sample, with the deviation of 15 minutes."""
+class Published(Placement):
+    """A published formula, of the measured usage of CPU: memory is never short here. Filters are those of the default.
 
-    def __init__(self, nodes: Nodes) -> None:
+    The usage is the last sample, for Volcano the mean of ten minutes. The deviation is that of 15 minutes.
+    """
+
+    def __init__(self, nodes: Nodes, name: FormulaName) -> None:
         super().__init__(nodes)
-        self._in_flight = np.zeros(self.workload.nodes)
-        """Estimated cores of the pods that were bound in this step, which the statistics do not include yet."""
-        self.used = np.zeros(self.workload.nodes)
-        self.deviation = np.zeros(self.workload.nodes)
+        self._formula = FORMULAS[name]
+        self._window_s = _VOLCANO_WINDOW_S if name == "volcano" else 0.0
+        self._in_flight_milli = np.zeros(self.workload.nodes)
+        """Of the pods that were bound in this step, which the statistics do not include yet."""
+        self._used_milli = np.zeros(self.workload.nodes)
+        self._deviation = np.zeros(self.workload.nodes)
 
     def take_statistics(self, running: Ints) -> None:  # noqa: ARG002
-        self.used = self.nodes.usage[-1]
-        self.deviation = self.nodes.samples(_DEVIATION_WINDOW_S).std(axis=0)
-        self._in_flight[:] = 0.0
+        self._used_milli = 1000 * self.nodes.samples(self._window_s).mean(axis=0)
+        self._deviation = self.nodes.samples(_DEVIATION_WINDOW_S).std(axis=0) / self.nodes.capacity
+        self._in_flight_milli[:] = 0.0
+
+    def _amounts(self, pod: int) -> PodAmounts:
+        request, limit = self.workload.request_milli[pod], self.workload.limit_milli[pod]
+        return PodAmounts((float(request), 0.0), (float(limit), inf))
 
     def add(self, pod: int, node: int) -> None:
-        self._in_flight[node] += self.estimate(pod)
-
-    def estimate(self, pod: int) -> float:  # noqa: ARG002
-        """The cores that a pod in flight counts with; 0 for a formula that does not consider them."""
-        return 0.0
-
-    def expected(self, pod: int, candidates: Ints) -> Floats:
-        """The measured usage with the pods in flight and the pod, in cores."""
-        usage: Floats = self.used[candidates] + self._in_flight[candidates] + self.estimate(pod)
-        return usage
-
-
-class TargetLoadPacking(PublishedFormula):
-    def estimate(self, pod: int) -> float:
-        request, limit = self.workload.request_milli[pod], self.workload.limit_milli[pod]
-        return published_formulas.trimaran_pod_usage(float(request), float(limit)) / 1000
+        self._in_flight_milli[node] += self._formula.estimate(self._amounts(pod))[0]
 
     def scores(self, pod: int, candidates: Ints) -> Floats:
-        with_pod_pct = 100 * self.expected(pod, candidates) / self.nodes.capacity[candidates]
-        return published_formulas.target_load_packing(with_pod_pct)
-
-
-class LoadVariationRiskBalancing(PublishedFormula):
-    def scores(self, pod: int, candidates: Ints) -> Floats:
-        capacity = self.nodes.capacity[candidates]
-        mean = (self.used[candidates] + self.workload.request_milli[pod] / 1000) / capacity
-        return published_formulas.load_variation_risk_balancing(mean, self.deviation[candidates] / capacity)
-
-
-class LowRiskOverCommitment(PublishedFormula):
-    def scores(self, pod: int, candidates: Ints) -> Floats:
-        capacity = self.nodes.capacity[candidates]
-        requested = self.nodes.requested_milli[candidates] / 1000
-        commitment = Commitment(requested, self.nodes.limits_milli[candidates] / 1000, capacity)
-        return published_formulas.low_risk_over_commitment(
-            commitment,
-            (self.workload.request_milli[pod] / 1000, self.workload.limit_milli[pod] / 1000),
-            self.used[candidates] / capacity,
-            self.deviation[candidates] / capacity,
+        nodes = self.nodes
+        columns = (
+            self._used_milli,
+            self._in_flight_milli,
+            self._deviation,
+            nodes.requested_milli.astype(np.float64),
+            nodes.limits_milli.astype(np.float64),
+            nodes.capacity_milli.astype(np.float64),
         )
+        usage = CandidateUsage(*(column[None, candidates] for column in columns))
+        return self._formula.scores(usage, self._amounts(pod))
 
 
-class Peaks(PublishedFormula):
-    def scores(self, pod: int, candidates: Ints) -> Floats:
-        capacity = self.nodes.capacity[candidates]
-        used_pct = 100 * self.used[candidates] / capacity
-        return published_formulas.peaks(used_pct, used_pct + self.workload.request_milli[pod] / 10 / capacity)
-
-
-class Koordinator(PublishedFormula):
-    """LoadAware with CPU as its only resource, because memory does not matter here, and without its filter."""
-
-    def estimate(self, pod: int) -> float:
-        request, limit = self.workload.request_milli[pod], self.workload.limit_milli[pod]
-        return published_formulas.koordinator_pod_usage(float(request), float(limit)) / 1000
-
-    def scores(self, pod: int, candidates: Ints) -> Floats:
-        return published_formulas.koordinator_load_aware(
-            self.expected(pod, candidates), self.nodes.capacity[candidates]
-        )
-
-
-class Volcano(PublishedFormula):
-    """The usage plugin: the mean of ten minutes, without memory in use and without its predicate."""
-
-    def scores(self, pod: int, candidates: Ints) -> Floats:  # noqa: ARG002
-        used = self.nodes.samples(_VOLCANO_WINDOW_S).mean(axis=0)[candidates]
-        cpu_pct = 100 * used / self.nodes.capacity[candidates]
-        return published_formulas.volcano_usage(cpu_pct, np.zeros(len(candidates)))
-
-
-PLACEMENTS: Final[Mapping[str, type[Placement]]] = {
+PLACEMENTS: Final[Mapping[str, Callable[[Nodes], Placement]]] = {
     "default": Default,
     "random": Random,
-    "target-load-packing": TargetLoadPacking,
-    "load-variation-risk-balancing": LoadVariationRiskBalancing,
-    "low-risk-over-commitment": LowRiskOverCommitment,
-    "peaks": Peaks,
-    "koordinator": Koordinator,
-    "volcano": Volcano,
+    **{name: partial(Published, name=name) for name in FORMULAS},
     "safe": Safe,
     "load": Load,
     "oracle": Oracle,
