@@ -103,7 +103,7 @@ def command(command_line: CommandLine) -> None:
 
 def wire_controller(config: ServerConfig, tools: ClockAndMetrics) -> WiredServer:
     """The controller of a configuration: the tasks of an extender's leader, and the admin server."""
-    api = connect(config.settings[KubeOptions], tools.registry, small_receive_buffer=True, many_calls=True)
+    api = connect(config.settings[KubeOptions], tools.registry, small_receive_buffer=True)
     config = server_components.set_namespace_of_agents(config, api.namespace)
     needs = object_feed.data_requirements(config.agents, config.agent_options)
     if config.agent_options[TELEMETRY.name].native_mode is not True:
