@@ -310,18 +310,17 @@ class HttpApi:
         """Send a write when the client-side rate limit allows it. `Unavailable` if that exceeds the timeout."""
         write_rate = self._bucket
         if not isinstance(write_rate, WriteRate):
-            return await self._send_request(
-                verb, request, await self._wait_for_rate_limit(verb, request, timeout_s)
-            )
+            left_s = await self._wait_for_rate_limit(verb, request, timeout_s, timeout_s)
+            return await self._send_request(verb, request, timeout_s, left_s=left_s)
         began_s = self._clock.monotonic()
         async with self._writes_in_flight.enter(lambda: write_rate.concurrency):
-            waited_s = self._clock.monotonic() - began_s
-            left_s = await self._wait_for_rate_limit(verb, request, timeout_s - waited_s)
-            while left_s < timeout_s - waited_s and write_rate.is_paused(self._clock.monotonic()):
-                left_s = await self._wait_for_rate_limit(verb, request, left_s)
+            first_s = timeout_s - (self._clock.monotonic() - began_s)
+            left_s = await self._wait_for_rate_limit(verb, request, timeout_s, first_s)
+            while left_s < first_s and write_rate.is_paused(self._clock.monotonic()):
+                left_s = await self._wait_for_rate_limit(verb, request, timeout_s, left_s)
             sent_s, failure = self._clock.monotonic(), None
             try:
-                return await self._send_request(verb, request, left_s)
+                return await self._send_request(verb, request, timeout_s, left_s=left_s)
             except Unavailable as error:
                 failure = error
                 raise
@@ -333,9 +332,11 @@ class HttpApi:
                     write_rate.record_refusal(sent_s, now_s, failure.retry_after_s)
                 self._metrics_registry.set("kube_write_rate", write_rate.qps)
 
-    async def _wait_for_rate_limit(self, verb: str, request: httpx2.Request, timeout_s: float) -> float:
-        """Wait for the turn of a write, and return what is left of its timeout."""
-        wait_s = self._bucket.take(self._clock.monotonic(), timeout_s)
+    async def _wait_for_rate_limit(
+        self, verb: str, request: httpx2.Request, timeout_s: float, left_s: float
+    ) -> float:
+        """Wait for the turn of a write, and return what is left of its timeout, of which `left_s` is left before."""
+        wait_s = self._bucket.take(self._clock.monotonic(), left_s)
         if wait_s is None:
             self._metrics_registry.count("kube_requests_total", verb=verb, outcome="held_back")
             problem = Problem(
@@ -346,13 +347,18 @@ class HttpApi:
             raise Unavailable(str(_api_call(verb, request)), [problem], remedy=remedy)
         if wait_s:
             await self._clock.sleep(wait_s)
-        return timeout_s - wait_s
+        return left_s - wait_s
 
     async def _send_request(
-        self, verb: str, request: httpx2.Request, timeout_s: float, before_body: BeforeBody | None = None
+        self,
+        verb: str,
+        request: httpx2.Request,
+        timeout_s: float,
+        before_body: BeforeBody | None = None,
+        left_s: float | None = None,
     ) -> bytes:
         with self._translate_errors(verb, request):
-            async with _deadline(verb, request, timeout_s):
+            async with _deadline(verb, request, timeout_s, left_s):
                 response = await self._send_again_if_disconnected(request)
                 try:
                     await self._check_response(verb, request, response)
@@ -407,7 +413,8 @@ class HttpApi:
 async def _deadline(
     verb: str, request: httpx2.Request, timeout_s: float, left_s: float | None = None
 ) -> AsyncGenerator[None, None]:
-    """Limit the time of the context to `timeout_s`, of which `left_s` is left. `Unavailable` after that.
+    """Limit the time of the context to `timeout_s`, of which `left_s` is left. `Unavailable` after that, with the same
+    text whatever was left: controllers log a failure again when its text changes.
 
     Other idle connections may have gone silent together with this one, so later calls use new ones.
     """

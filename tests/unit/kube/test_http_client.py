@@ -176,6 +176,17 @@ async def test_a_call_has_a_deadline() -> None:
         await api.get("/a", timeout_s=0.01)
 
 
+@pytest.mark.parametrize("bucket", [TokenBucket(100.0, 1), WriteRate(50.0, 1)], ids=["binds", "labels"])
+async def test_a_timeout_after_a_wait_for_our_limit_has_the_same_text_as_without(bucket: TokenBucket) -> None:
+    """Controllers log a failure again when its text changes."""
+    http = httpx2.AsyncClient(base_url=SERVER, transport=SlowServer(60.0), timeout=None)
+    api = HttpApi(http, ConnectionInfo(SERVER), bucket, ManualClock(), MetricsRegistry())
+    for _ in range(2):
+        with pytest.raises(Unavailable, match=r"no answer within 0\.05 s") as raised:
+            await api.patch("/a", {}, "merge", timeout_s=0.05)
+        assert raised.value.timeout_s == 0.05
+
+
 async def test_writes_wait_for_our_limit_and_reads_do_not() -> None:
     served = ServedApi(ok, qps=2.0, burst=1)
     for _ in range(3):
