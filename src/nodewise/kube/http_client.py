@@ -116,10 +116,11 @@ class _CallsInFlight:
         finally:
             if not turn.done():
                 self._waiting.remove(turn)
-            elif self._waiting and self._count <= most():
-                self._waiting.popleft().set_result(None)  # which takes the place of this one
             else:
                 self._count -= 1
+                while self._waiting and self._count < most():
+                    self._count += 1
+                    self._waiting.popleft().set_result(None)
 
 
 class HttpApi:

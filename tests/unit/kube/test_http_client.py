@@ -266,6 +266,23 @@ async def test_as_many_writes_are_in_flight_as_the_rate_needs_at_the_response_ti
     assert server.most == most
 
 
+async def test_writes_that_wait_begin_together_when_more_become_useful(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(http_client, "_LONG_CALL_S", 60.0)
+    server, rate = SlowServer(0.012), WriteRate(250.0, 1000)
+    http = httpx2.AsyncClient(base_url=SERVER, transport=server, timeout=None)
+    api = HttpApi(http, ConnectionInfo(SERVER), rate, ManualClock(), MetricsRegistry())
+    rate.take(0.0)
+    calls = asyncio.gather(*(api.patch("/a", {}, "merge") for _ in range(8)))
+    await asyncio.sleep(0)  # one begins, and the others wait
+    for number in range(20):
+        rate.record_response(float(number), number + 0.012)
+    assert rate.concurrency == 3
+    await calls
+    assert server.most == 3
+
+
 async def test_a_write_without_a_response_does_not_delay_the_others() -> None:
     server = SlowServer(0.0)
     http = httpx2.AsyncClient(base_url=SERVER, transport=server, timeout=None)
