@@ -50,8 +50,8 @@ class ExtenderOptions(InputAndLogOptions, frozen=True, kw_only=True):
 
     shutdown_delay_s: Annotated[float, msgspec.Meta(ge=0)] = 5.0
     """Delay between SIGTERM and the end. Meanwhile /readyz fails, requests are still served, and each response
-    closes its connection. Must be shorter than the pod's terminationGracePeriodSeconds. SIGINT, or a second signal,
-    ends the process immediately."""
+    closes its connection. Longer than a cluster needs to remove an endpoint of a Service, shorter than the pod's
+    terminationGracePeriodSeconds. SIGINT, or a second signal, ends the process immediately."""
 
     agent_deadline_s: Annotated[float, msgspec.Meta(gt=0)] | None = None
     """Deprecated: has no effect. Third-party agents run without a deadline."""

@@ -451,7 +451,7 @@ def check_usage_samples(usage_samples: UsageSamples | None) -> Iterator[Finding]
     window_s, age_s = usage_samples
     where, expected = "APIService/v1beta1.metrics.k8s.io", f"a window of at most {_LONGEST_WINDOW_S:.0f} s"
     if age_s > _OLDEST_USAGE_S:
-        actual = f"the usage of most nodes is {age_s:.0f} s old and counts as missing"
+        actual = f"the usage of most nodes is {age_s:.0f} s old by the clock of this host: missing"
         yield finding("usage-late", where, actual, f"at most {_OLDEST_USAGE_S:.0f} s")
     elif window_s > _LONGEST_WINDOW_S:
         yield finding("usage-late", where, f"usage is a mean of {window_s:.0f} s", expected)
