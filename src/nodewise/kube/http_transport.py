@@ -63,17 +63,16 @@ class _SeveralRecordsStream(httpcore2.AsyncNetworkStream):
         self._size = len(received)
         if self._tls is None or not received:
             return received
-        records, size = [received], len(received)
-        while size < max_bytes:
+        records = [received]
+        while self._size < max_bytes:
             try:
-                record = self._tls.read(max_bytes - size)
+                record = self._tls.read(max_bytes - self._size)
             except ssl.SSLError:
                 break  # mostly SSLWantReadError: no record is left; the next read raises any other error again
             if not record:
                 break
             records.append(record)
-            size += len(record)
-        self._size = size
+            self._size += len(record)
         return b"".join(records)
 
     async def write(self, *arguments: Any, **options: Any) -> None:

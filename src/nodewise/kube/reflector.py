@@ -377,7 +377,7 @@ MISSING_AT_START_S: Final = 3.0
 """At the start, a kind has no objects after it has not been served for this long. Readiness waits for it."""
 
 _SHOWN_S: Final = 0.25
-"""Metrics show a response at most this much later than it came."""
+"""The time of the last response in metrics is at most this much too early."""
 
 _AT_ONCE_S: Final = 1.0
 """A watch that ends within this time without an event counts as failed (client-go: VeryShortWatchError)."""
