@@ -134,12 +134,14 @@ def closest_name(name: str, valid: Sequence[str]) -> str:
     return next(iter(closest_names(name, valid, 1)), "")
 
 
-def closest_names(name: str, valid: Sequence[str], count: int) -> list[str]:
-    """Up to so many valid names that are similar to a misspelt one, the most similar first."""
+def closest_names(name: str, valid: Sequence[str], count: int, least: float = 0.6) -> list[str]:
+    """Up to so many valid names that are similar to a misspelt one, the most similar first. `least` is between 0 and 1
+    for equal names.
+    """
     import difflib  # start-up time: only errors need it
 
     plain = {_normalize_name_for_comparison(option): option for option in valid}
-    matches = difflib.get_close_matches(_normalize_name_for_comparison(name), plain, n=count)
+    matches = difflib.get_close_matches(_normalize_name_for_comparison(name), plain, count, least)
     return [plain[match] for match in matches]
 
 

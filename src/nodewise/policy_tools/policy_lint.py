@@ -12,7 +12,6 @@ strategies and fields are those of `policies/taspolicy_parser.py`. `tests/cluste
 import contextlib
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from difflib import get_close_matches
 from functools import cache
 from importlib import resources
 from typing import Any, Final
@@ -20,7 +19,7 @@ from typing import Any, Final
 import msgspec
 
 from nodewise.base import clock, quantity, safe_yaml_loader
-from nodewise.base.errors import Problem, did_you_mean, shown
+from nodewise.base.errors import Problem, closest_names, did_you_mean, shown
 from nodewise.devices.resource_slices import ResourceSliceObject
 from nodewise.policies import device_matching, placement_policy_parser
 from nodewise.policies import taspolicy_parser as policies
@@ -110,6 +109,8 @@ _MISSPELLED: Final = 0.9
 """How similar a name is to that of a metric of nodewise."""
 _LEAST_PERCENTAGE: Final = 2
 """A share is hardly more than 1, and a threshold of 1 % is rare."""
+_LEAST_PERCENTAGE_OF_RATIO: Final = 10
+"""Ratios other than shares may be more than 1, such as that of limits to capacity."""
 _PATTERN_TEXT: Final = "a text that matches"
 _TYPES: Final[Mapping[str, type]] = {"object": dict, "array": list, "string": str}
 _TYPE_NAMES: Final = {"object": "an object", "array": "a list", "string": "a string"}
@@ -185,7 +186,7 @@ def _own_metric_notes(spec: Any, prometheus: PrometheusFacts) -> Iterator[Proble
         if metric in own or metric.endswith("_ratio"):
             yield from _percentage_notes(path, rule, metric)
         # other names are known only with Prometheus, so one must be very similar
-        similar = get_close_matches(metric, own, 1, cutoff=_MISSPELLED)
+        similar = closest_names(metric, own, 1, _MISSPELLED)
         if similar and metric not in own and not prometheus.metric_names:
             yield Problem(
                 f"{path}.{field}", shown(metric), f'a metric of a source; did you mean "{similar[0]}"?'
@@ -193,14 +194,16 @@ def _own_metric_notes(spec: Any, prometheus: PrometheusFacts) -> Iterator[Proble
 
 
 def _percentage_notes(path: str, rule: Mapping[str, Any], metric: str) -> Iterator[Problem]:
-    if not metric.endswith(("_share", "_ratio")):
+    # a sum of shares, such as those of CPUs, may be any number
+    if not metric.endswith(("_share", "_ratio")) or rule.get("aggregate") == "sum":
         return
+    least = _LEAST_PERCENTAGE if metric.endswith("_share") else _LEAST_PERCENTAGE_OF_RATIO
     for field in (*OPERATOR_FIELDS, "release", "target"):
         values = rule.get(field, ())
         for value in values if isinstance(values, list | tuple) else [values]:
             with contextlib.suppress(ValueError):
-                nano = quantity.parse(str(value))
-                if nano >= _LEAST_PERCENTAGE * quantity.NANO:
+                nano = quantity.parse(str(value).removesuffix("%"))
+                if nano >= least * quantity.NANO or str(value).endswith("%"):
                     share = quantity.nano_to_text(nano // 100)
                     expected = f'a share such as "{share}": {metric} is 1 for 100 %'
                     yield Problem(f"{path}.{field}", shown(value), expected)

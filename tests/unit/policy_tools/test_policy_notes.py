@@ -91,8 +91,11 @@ def test_a_canary_of_pods_taints_no_device() -> None:
          ["spec.avoid[0].atLeast: 95", "spec.avoid[0].release: 90"]),
         ({"metric": "cpu_usage_share", "between": ["0.5", 80]}, ["spec.avoid[0].between: 80"]),
         ({"metric": "disk_free_ratio", "below": 10}, ["spec.avoid[0].below: 10"]),
+        ({"metric": "limits_to_capacity_ratio", "above": 3}, []),
+        ({"metric": "cpu_busy_ratio", "above": 40, "aggregate": "sum"}, []),
         ({"metric": "temp", "above": 80}, []),
         ({"metric": "predicted_cpu_shrae", "above": "0.8"}, ["spec.avoid[0].metric: 'predicted_cpu_shrae'"]),
+        ({"metric": "Predicted-CPU-Share", "above": "0.8"}, ["spec.avoid[0].metric: 'Predicted-CPU-Share'"]),
         ({"metric": "node_load", "above": 4}, []),
     ],
 )  # fmt: skip
@@ -138,6 +141,13 @@ spec:
     assert result.exit_code == 0
     assert expected in result.stdout
     assert len(result.stdout.splitlines()) == 1 + bool(expected)
+
+
+def test_share_with_a_percent_sign_has_a_note_beside_the_problem() -> None:
+    rule = {"metric": "predicted_cpu_share", "above": "80%"}
+    data = msgspec.json.encode({"metadata": {"name": "cool"}, "spec": {"podSelector": WEB, "avoid": [rule]}})
+    [note] = policy_lint.notes(data, "PlacementPolicy", sync_period_s=5.0)
+    assert note.expected.startswith('a share such as "0.8"')
 
 
 def test_guards_that_never_apply() -> None:
