@@ -198,6 +198,12 @@ def test_diff_lists_rules_and_devices_that_change(held: HeldHistory) -> None:
     assert [each["after"] for each in document["devices"]] == [{"effect": None, "reason": None}] * 3
     held.write("new.yaml", now)
     assert diff(held, code=0).splitlines()[-1] == "nothing changes"
+    held.write("new.yaml", now | {"above": "97%"})
+    lines = diff(held).splitlines()
+    assert lines[0].startswith(
+        "Note: cluster placement policy gpus is invalid, so its taints stay as they are: "
+    )
+    assert lines[-1].endswith("1 device rule and 0 of 8 devices change")
     held.write("new.yaml", HOT | {"maxAge": "10m", "maxTaintedShare": "0.25"})
     lines = [" ".join(line.split()) for line in diff(held).splitlines()]
     assert f"{DRIVER}/n1/gpu-2 {reason} not tainted yet, because of for" in lines

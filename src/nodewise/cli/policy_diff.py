@@ -238,7 +238,7 @@ def _watched_devices(*sides: Objects) -> Sequence[Watched]:
     return device_timeline.WATCHED if any(policy.device_taints for policy in policies) else ()
 
 
-def _with_devices(
+def _with_devices(  # complexity: two sides, and policies that are invalid
     comparison: PolicyComparison,
     inputs: ObjectsAndMetrics,
     objects: Sequence[Objects],
@@ -265,12 +265,19 @@ def _with_devices(
         for text in (report.unmatched, report.limited)
         if text
     )
+    # the leader leaves the taints of an invalid policy as they are
+    invalid = {
+        key.name: f"{key.text()} is invalid, so its taints stay as they are: {state.policy.problems[0]}"
+        for key, state in moments[1].state.policies.items()
+        if "deviceTaints" in state.policy.sections and state.policy.problems
+    }
+    kept = {name: taint for name, taint in before.taints.wanted.items() if taint.policy not in invalid}
     count = len(
         {str(each) for timeline in timelines for each in timeline.table.ids[: timeline.table.present]}
     )
     return comparison._replace(
-        notes=[*comparison.notes, *notes],
-        devices=device_timeline.device_changes(before.taints, after.taints),
+        notes=[*comparison.notes, *invalid.values(), *notes],
+        devices=device_timeline.device_changes(before.taints._replace(wanted=kept), after.taints),
         device_count=count,
     )
 

@@ -148,11 +148,6 @@ async def backtest(
     `BadInput` if a policy has problems, or the history has no values of these nodes.
     """
     timeline = PolicyTimeline(objects, settings)
-    if not any(policy.avoid or policy.device_taints for policy in timeline.policies.values()):
-        names = ", ".join(key.path for key in timeline.policies)
-        expected = "a policy with avoid or deviceTaints"
-        problem = Problem(names, "no rules that reject nodes or taint devices", expected)
-        raise BadInput(_WHAT, [problem if names else Problem("", "no policy", "at least one policy")])
     problems = [
         problem._replace(field=f"{key.path}: {problem.field}")
         for key, policy in timeline.policies.items()
@@ -160,6 +155,11 @@ async def backtest(
     ]
     if problems:
         raise BadInput(_WHAT, problems)
+    if not any(policy.avoid or policy.device_taints for policy in timeline.policies.values()):
+        names = ", ".join(key.path for key in timeline.policies)
+        expected = "a policy with avoid or deviceTaints"
+        problem = Problem(names, "no rules that reject nodes or taint devices", expected)
+        raise BadInput(_WHAT, [problem if names else Problem("", "no policy", "at least one policy")])
     history, index = open_history(now.nodes, prometheus)
     evaluated = {key: each for key, each in timeline.policies.items() if each.avoid or each.device_taints}
     notes = list(policy_timeline.mode_notes(evaluated))
@@ -349,7 +349,8 @@ def _no_values_problem(setup: _Setup, request: MetricRequest, matrix: NodeMatrix
             name, actual, f"series of nodes such as {setup.nodes.known[0]} (--prometheus-node-label)"
         )
     if (matrix.states == ValueState.INVALID).any():
-        return Problem(name, "several series of each node, or no numbers", "aggregate: max, or a query")
+        owner = "device" if request.device_label else "node"
+        return Problem(name, f"several series of each {owner}, or no numbers", "aggregate: max, or a query")
     return Problem(name, f"no series in {_range_text(grid)}", "a metric with a history, or a longer --since")
 
 

@@ -269,6 +269,15 @@ def test_modes_and_guards_are_not_considered_and_noted(run) -> None:
     assert document["policies"][0]["rules"][0]["rejections"]
 
 
+GPUS = """\
+apiVersion: nodewise.io/v1alpha1
+kind: ClusterPlacementPolicy
+metadata: {name: gpus}
+spec:
+  deviceTaints: [{metric: temp, above: 90, driver: gpu.example.com, deviceLabel: UUID}]
+"""
+
+
 @pytest.mark.parametrize(
     ("options", "policy", "kind", "message"),
     [
@@ -280,6 +289,7 @@ def test_modes_and_guards_are_not_considered_and_noted(run) -> None:
          BadInput,
          "no rules that reject nodes"),
         ([], "", BadInput, "no policy"),
+        ([], GPUS.replace("90", "90%"), BadInput, "gpus: spec.deviceTaints[0].above: '90%'"),
         ([], POLICY.replace("above", "abuve"), BadInput, "web/cool: spec.avoid[0].abuve: an unknown field"),
     ],
 )  # fmt: skip
