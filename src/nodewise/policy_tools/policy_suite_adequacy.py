@@ -2,7 +2,7 @@
 
 Mutants are copies of a policy with one small change. Good tests detect each of them. They change what a rule does, not
 its text: its operator, its target by a tenth, what a missing value means, the order of a preference; or they lack one
-rule, or a field that delays verdicts; a device rule also has another effect, or nearly no limit. They also change what
+rule, or a field that delays verdicts; a device rule also has another effect, or another limit. They also change what
 the whole policy does: `enforcement`, and the mode Canary. There are none of the mode Shadow, which tests treat like
 Enforce, and of `guard`, which depends on a cluster.
 
@@ -149,7 +149,10 @@ def _rule_changes(  # complexity: one case for each section
         yield from _removed(rule, "emptyMeans")
         with_limit = {"maxTaintedShare": _DEFAULT_SHARE, **rule}
         yield from _changed_choice(with_limit, "effect", "NoSchedule")
-        yield from [_changed(rule, "maxTaintedShare", _NO_LIMIT)] * ("maxTaintedShare" in rule)
+        if share := rule.get("maxTaintedShare"):
+            # of few devices, nearly all are as many as with a large share
+            is_large = float(share) > 2 * float(_DEFAULT_SHARE)
+            yield _changed(rule, "maxTaintedShare", _DEFAULT_SHARE if is_large else _NO_LIMIT)
 
 
 def _comparison_changes(rule: Rule) -> Iterator[_Change]:

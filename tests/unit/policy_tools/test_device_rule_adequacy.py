@@ -128,6 +128,19 @@ def test_branches_and_mutants_beyond_one_test_are_listed(tmp_path: Path) -> None
         assert not any(line.startswith(text) for line in lines)
 
 
+def test_large_limit_of_few_devices_has_a_mutant_that_tests_detect(tmp_path: Path) -> None:
+    hot = "\n".join(
+        f"  - {{series: 'temp{{node=\"n1\",UUID=\"GPU-{n}\"}}', values: '95x5'}}" for n in range(4)
+    )
+    tainted = ", ".join(f"gpu.example.com/n1/gpu-{n}: NoSchedule" for n in range(3))
+    expectation = f"{{eval_time: 5m, tainted: {{{tainted}}}}}"
+    test = f"- name: limit\n  nodes: [n1]\n  input_series:\n{hot}\n  expect: [{expectation}]"
+    lines = run(
+        tmp_path, SUITE.replace('maxTaintedShare: "0.5"', 'maxTaintedShare: "0.9"') + test, "--mutate"
+    )
+    assert not any("[0].maxTaintedShare" in line for line in lines)
+
+
 CANARY = """
 - name: canary
   nodes: [n1, n2]
