@@ -16,6 +16,7 @@ from fractions import Fraction
 from hashlib import sha256
 from typing import Final, NamedTuple
 
+import msgspec
 import numpy as np
 
 from nodewise.agent import NodeIndex
@@ -48,7 +49,7 @@ from nodewise.policies.hysteresis import (
     RulePart,
 )
 from nodewise.policies.options import MaxAges
-from nodewise.policies.placement_policy import Comparison, DeviceRule, Policy, PolicyKey
+from nodewise.policies.placement_policy import Canary, Comparison, DeviceRule, Policy, PolicyKey
 from nodewise.policies.policy_status_fields import DeviceStateGroup, RuleCounts
 from nodewise.policies.rule_evaluation import Mask
 from nodewise.policies.rule_states import align
@@ -413,9 +414,9 @@ def _is_enforced_on(policy: Policy, table: DeviceTable, device: int) -> bool:
     """Whether the policy taints a device that meets its rules. A device without a slice was tainted before; its node
     is not known.
     """
-    node = table.nodes[device] or table.ids[device].pool
-    is_absent = device >= table.present and policy.mode == "Canary" and not policy.stepped_back
-    return is_absent or policy_selection.taints_devices_of(policy, node)
+    if device >= table.present and policy.canary is not None and policy.canary.pods is None:
+        policy = msgspec.structs.replace(policy, canary=Canary(percent=100))
+    return policy_selection.taints_devices_of(policy, table.nodes[device] or table.ids[device].pool)
 
 
 def _merge_reports(reports: Sequence[DeviceReport], tainted: int, would_taint: int) -> DeviceReport:

@@ -330,7 +330,11 @@ def test_canary_taints_devices_of_its_share_of_the_nodes() -> None:
 
 @pytest.mark.parametrize(
     ("spec", "expected"),
-    [({"mode": "Canary", "canary": {"percent": 99}}, 1), ({"mode": "Shadow"}, 0)],
+    [
+        ({"mode": "Canary", "canary": {"percent": 1}}, 1),
+        ({"mode": "Canary", "canary": CANARY_PODS}, 0),
+        ({"mode": "Shadow"}, 0),
+    ],
 )
 def test_device_without_slice_stays_tainted_in_the_canary_only(
     spec: Mapping[str, Any], expected: int
