@@ -581,3 +581,11 @@ def test_tainted_devices_stay_in_the_status_until_device_rules_are_evaluated(spe
         assert after.tainted_devices == 2
         assert [rule for rule in after.rules if rule.devices is not None] == [*device_rules]
     assert status(state, before, devices=DeviceReport((), 0)).tainted_devices == (0 if has_rules else None)
+
+
+def test_change_of_the_number_of_tainted_devices_is_more_than_a_count() -> None:
+    """After a change of the mode, devices have the same states, and are tainted after the next evaluation."""
+    state = only_state(policy("ClusterPlacementPolicy", deviceTaints=[DEVICE_RULE]))
+    observed, enforced = (status(state, devices=DeviceReport((), *counts)) for counts in ((0, 2), (2, 0)))
+    assert not enforced.has_same_conditions(observed)
+    assert enforced.has_same_conditions(enforced)
