@@ -142,7 +142,7 @@ def command(command_line: CommandLine) -> None:
       0  nothing changes; with --since, at the times that could be compared
       1  a file or the cluster cannot be read, or no rule could be compared
       2  the command line or a setting is invalid
-      3  a node changes for a pod, or a node label, the taint of a device, a device rule or the mode of a policy changes
+      3  a change: a node for a pod, a node label, a taint, a device rule, a mode
     """
     logs.configure("error", "messages")
     own = command_line.settings(DiffOptions)

@@ -212,8 +212,8 @@ class PlacementPolicyStatus(StatusWithConditions, frozen=True, omit_defaults=Tru
     stepped_back: StepBack | None = None
 
     def has_same_conditions(self, other: Any) -> bool:
-        """Whether at most counts differ. A first count is more than that, and so are verdicts that depend on states, and
-        the number of tainted devices, which follows a change of the mode.
+        """Whether at most counts differ. A first count is more than that, and so are verdicts that depend on states,
+        and the number of tainted devices, which follows a change of the mode.
         """
         is_first_count = (self.selected_pods is None) != (other.selected_pods is None)
         return (

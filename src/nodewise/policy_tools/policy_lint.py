@@ -21,7 +21,7 @@ import msgspec
 from nodewise.base import clock, quantity, safe_yaml_loader
 from nodewise.base.errors import Problem, closest_names, did_you_mean, shown
 from nodewise.devices.resource_slices import ResourceSliceObject
-from nodewise.policies import device_matching, placement_policy_parser
+from nodewise.policies import placement_policy_parser
 from nodewise.policies import taspolicy_parser as policies
 from nodewise.policies.placement_policy import LabelSelector, Policy, PolicyKind, Requirement
 from nodewise.policies.placement_policy_fields import is_integer
@@ -211,6 +211,9 @@ def _percentage_notes(path: str, rule: Mapping[str, Any], metric: str) -> Iterat
 
 def _device_notes(policy: Policy, slices: Sequence[ResourceSliceObject]) -> Iterator[Problem]:
     """The drivers and attributes of device rules that no ResourceSlice has."""
+    # start-up time: numpy
+    from nodewise.policies import device_matching
+
     attributes: dict[str, set[str]] = {}
     for item in slices:
         own = device_matching.slice_devices(item, {item.spec.driver: ()})

@@ -16,7 +16,6 @@ from nodewise.kube import object_files
 from nodewise.policies.policy_objects import PolicyObject
 from nodewise.policy_tools import policy_writer, taspolicy_conversion
 from nodewise.policy_tools.taspolicy_conversion import Conversion
-from tests import docs_page_code_blocks
 from tests.unit.policies.policy_snapshot_builders import policy, rule
 
 HOT = rule("temp", target=80)
@@ -297,14 +296,63 @@ def test_yaml_of_any_document_is_read_back(document: Any) -> None:
     assert data == again
 
 
-def test_the_example_of_the_migration_guide() -> None:
-    page = docs_page_code_blocks.ROOT / "docs/how-to/migrate-from-tas.md"
-    tas_policy, expected = (
-        block.text for block in docs_page_code_blocks.blocks(page) if block.language == "yaml"
-    )
-    [(_, data)] = object_files.split_documents(tas_policy.encode(), "page")
+TAS_POLICY = """\
+apiVersion: telemetry.intel.com/v1alpha1
+kind: TASPolicy
+metadata: {name: cool, namespace: web}
+spec:
+  strategies:
+    dontschedule:
+      rules:
+      - {metricname: cpu_temp, operator: GreaterThan, target: 80, when_missing: reject}
+    scheduleonmetric:
+      rules:
+      - {metricname: package_power, operator: LessThan}
+    deschedule:
+      rules:
+      - {metricname: cpu_temp, operator: GreaterThan, target: 95}
+"""
+CONVERTED = """\
+# Replaces a part of TASPolicy web/cool.
+# Selects the pods by their label telemetry-policy; any other labels can replace it.
+# Pods of a DaemonSet are not selected.
+apiVersion: nodewise.io/v1alpha1
+kind: PlacementPolicy
+metadata:
+  name: cool
+  namespace: web
+spec:
+  podSelector:
+    matchLabels:
+      telemetry-policy: cool
+  avoid:
+  - metric: cpu_temp
+    above: 80
+    whenMissing: Reject
+  prefer:
+  - metric: package_power
+    order: Ascending
+---
+# Replaces a part of TASPolicy web/cool.
+# Needs no trusted namespace. The TASPolicy does: without nodewise.io/trusted=true on namespace web
+# its node labels have no effect, and its rules with a query reject every node.
+apiVersion: nodewise.io/v1alpha1
+kind: ClusterPlacementPolicy
+metadata:
+  name: web.cool
+spec:
+  nodeLabels:
+  - metric: cpu_temp
+    above: 95
+    labels:
+      cool: violating
+"""
+
+
+def test_policy_is_converted_with_comments_and_the_same_pods() -> None:
+    [(_, data)] = object_files.split_documents(TAS_POLICY.encode(), "test")
     made = taspolicy_conversion.convert(msgspec.json.decode(data, type=PolicyObject), "pass")
-    assert "---\n".join(policy_writer.format_policy(*converted) for converted in made.policies) == expected
+    assert "---\n".join(policy_writer.format_policy(*converted) for converted in made.policies) == CONVERTED
 
 
 def test_each_label_that_is_dropped_is_named_once() -> None:
