@@ -33,8 +33,7 @@ from nodewise.metrics.node_attributes import NodeAttributes, NodeLookup
 from nodewise.metrics.series import Sample, Series
 
 GROUP: Final = "metrics.k8s.io"
-METRICS: Final = ("cpu_usage", "memory_usage", "cpu_usage_share", "memory_usage_share")
-"""Usage in cores and bytes, and as a share (0 to 1) of the allocatable resources."""
+METRICS: Final = source_table.RESOURCE_METRICS
 POD_METRICS: Final = ("pod_cpu_usage", "pod_memory_usage")
 """Usage of pods in cores and bytes, for requests of nodewise's own."""
 

@@ -15,6 +15,8 @@ PROMETHEUS: Final = "prometheus"
 FILE: Final = "file"
 COMPUTED: Final = "computed"
 """The source of metrics that nodewise computes. `--metrics` does not name it."""
+RESOURCE_METRICS: Final = ("cpu_usage", "memory_usage", "cpu_usage_share", "memory_usage_share")
+"""Usage in cores and bytes, and as a share (0 to 1) of the allocatable resources, from metrics-server."""
 
 CLUSTER: Final = "a cluster"
 """The requirement of sources that the API server serves, which a user can read with the rights of a kubeconfig."""

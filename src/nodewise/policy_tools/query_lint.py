@@ -15,7 +15,7 @@ from typing import Any, Final, NamedTuple
 
 from nodewise.base import distributions, quantity
 from nodewise.base.errors import Problem, did_you_mean, shown, truncate
-from nodewise.metrics import resource_metrics_api
+from nodewise.metrics import source_table
 from nodewise.metrics.prometheus.options import NODE_LABELS
 from nodewise.policies.rule_operators import OPERATORS, RANGE_OPERATORS, TASPOLICY_OPERATORS
 
@@ -188,7 +188,7 @@ def rule_objects(path: str, value: Any, depth: int = 0) -> Iterator[tuple[str, M
 def own_metrics() -> list[str]:
     """The metrics that nodewise computes, or reads from metrics-server."""
     computed = distributions.own_entry_points(distributions.COMPUTED_METRICS)
-    return sorted({*resource_metrics_api.METRICS, *(entry.name for entry in computed)})
+    return sorted({*source_table.RESOURCE_METRICS, *(entry.name for entry in computed)})
 
 
 def unknown_metrics(spec: Any, prometheus: PrometheusFacts) -> Iterator[Problem]:
