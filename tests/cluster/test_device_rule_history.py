@@ -145,6 +145,12 @@ def test_backtest_replays_for_release_keep_for_and_limit(held: HeldHistory) -> N
     assert "Devices that were tainted for the longest time" in page.read_text()
 
 
+def test_backtest_names_labels_without_device_of_series_that_have_ended(held: HeldHistory) -> None:
+    rule = {name: value for name, value in XID.items() if name != "emptyMeans"} | {"deviceLabel": "UUID"}
+    report = json.loads(backtest(held, held.write("policy.yaml", rule), "--output=json"))
+    assert '1 values of the label "UUID", such as "GPU-n1-1"' in report["device_policies"][0]["unmatched"]
+
+
 @pytest.mark.parametrize(
     ("change", "expected"),
     [

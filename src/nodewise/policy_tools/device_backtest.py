@@ -45,7 +45,7 @@ class DevicePolicyReport(NamedTuple):
     limited_s: float
     """How long `maxTaintedShare` kept devices from being tainted."""
     unmatched: str
-    """Which values of labels match no device, at the last time; empty for none."""
+    """Which values of labels match no device, at the last time with a series; empty for none."""
 
 
 class _PolicyRecord:
@@ -111,7 +111,8 @@ class DeviceBacktest:
                 self._advance(record, tainted.get(key.name, {}), at)
                 report = taints.reports[key]
                 record.limited_steps += bool(report.limited)
-                record.unmatched = report.unmatched
+                if series:
+                    record.unmatched = report.unmatched
             self._end = at + self._step_s
 
     def _advance(self, record: _PolicyRecord, tainted: Mapping[str, tuple[str, str]], at: float) -> None:
