@@ -28,6 +28,8 @@ class ApiServerFront:
         self.url = ""
         self.hidden_group = ""
         """The API group that is missing: discovery does not have it, its paths respond 404, and its watches end."""
+        self.held_path = ""
+        """Bodies of responses below this path are held back, so that watches are late."""
         self.patch_delay_s = 0.0
         """The time by which the response to each patch is later."""
         self.most_patches = float("inf")
@@ -95,6 +97,8 @@ class ApiServerFront:
                 if reading.done():
                     if (piece := reading.result()) is None:
                         return
+                    while self.held_path and path.startswith(self.held_path):
+                        await asyncio.sleep(_CHECK_S)
                     yield piece
                     reading = asyncio.ensure_future(anext(pieces, None))
         finally:

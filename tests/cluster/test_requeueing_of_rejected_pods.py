@@ -5,11 +5,18 @@ from pathlib import Path
 
 import httpx2
 
-from tests.cluster import extender_process, kubernetes_objects
+from tests.cluster import (
+    api_server_front,
+    device_objects,
+    extender_process,
+    gpu_cluster,
+    kubernetes_objects,
+)
 from tests.cluster.controlplane import ControlPlane
 from tests.cluster.extender_process import ExtenderProcess, heated, pod
 from tests.cluster.fake_custom_metrics_server import FakeCustomMetricsApi
 from tests.cluster.namespace_sandboxes import Sandbox, wait
+from tests.cluster.test_network_faults import through
 
 PERIOD_S = 0.5
 TRIES = 3
@@ -67,6 +74,36 @@ def _sickened(sandbox: Sandbox, metrics: FakeCustomMetricsApi, running: Extender
     sandbox.pods(pod("web-1"), pod("web-2"))
     sandbox.expect_rejected("web-1")
     sandbox.expect_rejected("web-2")
+
+
+def test_pod_is_bound_after_nodewise_sees_a_device_class_later_than_kube_scheduler(
+    plane: ControlPlane, sandbox: Sandbox, tmp_path: Path
+) -> None:
+    """nodewise passes another node all the time, which the pod does not select."""
+    gpu = "nvidia.com/gpu"
+    sandbox.nodes(kubernetes_objects.node("driver", labels={"form": "driver"}))
+    sandbox.nodes(kubernetes_objects.node("plugin", extra={gpu: "4"}))
+    sandbox.create(device_objects.resource_slice("driver", [device_objects.device("gpu-0")]))
+    waiting = kubernetes_objects.pod("late", limits={gpu: "1"})
+    waiting["spec"]["nodeSelector"] = {"form": "driver"}
+    user = gpu_cluster.user(plane)
+    with api_server_front.serving(plane.url, plane.authority.client_context(user.pair)) as front:
+        account = through(user, front.kubeconfig(user.kubeconfig, tmp_path))
+        with gpu_cluster.extender(plane, tmp_path, "--gpu-profile=nvidia", by=account) as running:
+            running.wait_leading()
+            with plane.start_scheduler(
+                {"extenders": [running.entry(bindVerb="bind", managedResources=[{"name": gpu}])]}
+            ):
+                sandbox.pods(waiting)
+                sandbox.expect_event("late")
+                front.held_path = device_objects.CLASS_PATH
+                sandbox.create(device_objects.device_class(extended_resource=gpu))
+                wait(
+                    "nodewise rejects the pod",
+                    lambda: "no DeviceClass names it" in sandbox.expect_rejected("late") or None,
+                )
+                front.held_path = ""
+                assert sandbox.expect_bound("late") == "driver"
 
 
 def _settled_writes(running: ExtenderProcess) -> float:

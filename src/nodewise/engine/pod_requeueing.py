@@ -123,7 +123,8 @@ class WaitingPods:
             if old is not None and (new is None or new.metadata.uid != old.metadata.uid):
                 self._remove(old.metadata.uid)
             if new is not None:
-                self._add_or_replace(new, snapshot)
+                is_retried = old is not None and _rejection_message(old) != _rejection_message(new)
+                self._add_or_replace(new, snapshot, is_retried=is_retried)
         if changes is None or not _are_same(versions, self._versions):
             self._versions = versions
             yield from self._update_namespaces(snapshot)
@@ -153,7 +154,8 @@ class WaitingPods:
         groups[key] = group
         return group
 
-    def _add_or_replace(self, pod: Any, snapshot: Snapshot) -> None:
+    def _add_or_replace(self, pod: Any, snapshot: Snapshot, *, is_retried: bool = False) -> None:
+        """`is_retried`: kube-scheduler tried the pod again, and its message is another one."""
         uid, namespace = pod.metadata.uid, pod.metadata.namespace
         key = self._chain.equivalence_key(pod, snapshot)
         is_rejected = _is_own_rejection(_rejection_message(pod) or "", self._chain)
@@ -169,6 +171,9 @@ class WaitingPods:
             self._group_by_uid[uid] = group
             if is_rejected:
                 group.fits = False
+        elif is_rejected and is_retried and group.tries < TRIES:
+            # a snapshot older than the one in which the pod fits may have rejected it
+            group.due_s = 0.0
         group.pods[uid] = pod
 
     def _remove(self, uid: str) -> None:

@@ -345,6 +345,23 @@ async def test_a_new_pod_with_the_demand_of_pods_that_fit_is_requeued_if_nodewis
     assert events == [0, 1]
 
 
+async def test_pod_that_is_rejected_although_it_fits_is_requeued_three_times(
+    cluster: RequeueingCluster,
+) -> None:
+    """A replica with an older snapshot rejected it. A pod that is rejected again and again makes no more events."""
+    cluster.put(pod("web", "shop", VICTIM, NO_CPU))
+    cluster.agent.fitting.add(VICTIM)
+
+    events = []
+    async with cluster.watching():
+        for number in range(TRIES + 2):
+            await cluster.passes(1)
+            events.append(cluster.events())
+            cluster.put(pod("web", "shop", VICTIM, f"{REJECTED} {number}"))
+            await asyncio.sleep(PAUSE_S)
+    assert events == [0, 1, 2, 3, 3]
+
+
 NOT_WAITING: dict[str, Any] = {
     "no agent": pod("p", "shop", None, NO_CPU),
     "not tried yet": pod("p", "shop", VICTIM, conditions=[]),
