@@ -44,7 +44,7 @@ def run_event_loop(work: Coroutine[Any, Any, T]) -> T:
 
     `asyncio.run` formats the result as text and drops the text, which takes seconds for many objects: it restores the
     handler of SIGINT by `signal.signal`, where an enum rejects the old handler, a partial that refers to the task, with
-    a message (CPython 3.11 to 3.14, `signal._int_to_enum`).
+    a message (CPython 3.11, `signal._int_to_enum`).
     """
     results: list[T] = []
 
