@@ -61,6 +61,8 @@ class ClusterBatch(NamedTuple):
 
     profile: str
     classes: Sequence[Object]
+    late_classes: Sequence[Object]
+    """Those that appear after kube-scheduler has seen the pods."""
     clusters: Sequence[GeneratedCluster]
 
 
@@ -73,7 +75,8 @@ def batch(seed: int, count: int) -> ClusterBatch:
     clusters = [
         _ClusterGenerator(random, f"c{seed}-{number}", profile, names).cluster() for number in range(count)
     ]
-    return ClusterBatch(profile, classes, clusters)
+    late = random.randint(0, 1)
+    return ClusterBatch(profile, classes[late:], classes[:late], clusters)
 
 
 def _classes(random: Random, profile: str) -> list[Object]:
@@ -124,6 +127,15 @@ class _ClusterGenerator:
 
     def _driver_node(self, name: str) -> Object:
         self._add_slices(name, self._devices())
+        if self._random.random() < 0.3:
+            rule = device_objects.taint_rule(
+                f"{name}-rule",
+                driver=self._random.choice(DRIVERS),
+                pool=name,
+                device="gpu-0",
+                effect=self._random.choice(["NoSchedule", "NoExecute", "None"]),
+            )
+            self._objects.append(rule)
         return self._node(name, self._gpu_labels(2) if self._random.random() < 0.3 else {})
 
     def _former_plugin_node(self, name: str) -> Object:
@@ -202,7 +214,8 @@ class _ClusterGenerator:
         random = self._random
         count = random.randint(1, 8)
         form = random.choice(["plain", "plain", "shared", "partitions"])
-        taint = {"key": "example.com/sick", "effect": random.choice(["NoSchedule", "None"])}
+        effect = random.choice(["NoSchedule", "NoExecute", "None"])
+        taint = {"key": "example.com/sick", "effect": effect}
         devices = []
         for number in range(count):
             memory = random.choice(["16Gi", "80Gi"])
@@ -270,6 +283,17 @@ class _ClusterGenerator:
     def _claim_pod(self, name: str) -> Object:
         return device_objects.claiming_pod(name, self._claim(name))
 
+    def _two_claim_pod(self, name: str) -> Object:
+        """A pod with two claims, of which an init container uses one."""
+        pod = device_objects.claiming_pod(name, self._claim(f"{name}-a"), self._claim(f"{name}-b"))
+        (main,) = pod["spec"]["containers"]
+        if self._random.random() < 0.5:
+            claims = main["resources"]["claims"]
+            first = main | {"name": "first", "resources": {"claims": claims[:1]}}
+            pod["spec"]["initContainers"] = [first | self._random.choice([{}, {"restartPolicy": "Always"}])]
+            main["resources"]["claims"] = claims[1:]
+        return pod
+
     def _claim_and_resource_pod(self, name: str) -> Object:
         return device_objects.claiming_pod(
             name, self._claim(name), limits={self._random.choice(self._counting): "1"}
@@ -291,7 +315,8 @@ class _ClusterGenerator:
                 {},
                 {"count": 2},
                 {"allocationMode": "All"},
-                {"capacity": {"requests": {"memory": "8Gi"}}},
+                {"capacity": {"requests": {"memory": random.choice(["8Gi", "20Gi"])}}},
+                {"adminAccess": True},
                 {"tolerations": [{"key": "example.com/sick", "operator": "Exists"}]},
             ]
         )
@@ -327,6 +352,7 @@ _POD_FORMS: Final[Mapping[str, Callable[[_ClusterGenerator, str], Object]]] = {
     "another resource": _ClusterGenerator._other_resource_pod,
     "implicit resource": _ClusterGenerator._implicit_resource_pod,
     "claim": _ClusterGenerator._claim_pod,
+    "two claims": _ClusterGenerator._two_claim_pod,
     "claim and extended resource": _ClusterGenerator._claim_and_resource_pod,
     "shared claim": _ClusterGenerator._shared_claim_pod,
 }

@@ -46,7 +46,7 @@ class RecordingExtender:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serves one request (ASGI)."""
         verb, body = scope["path"].rpartition("/")[2], await asgi_server_thread.body_of(receive)
-        answer = self._http.post(verb, content=body, headers={"Content-Type": "application/json"})
+        answer = self._post(verb, body)
         request, response = msgspec.json.decode(body), answer.json()
         if verb == "filter":
             nodes = request["NodeNames"]
@@ -55,6 +55,20 @@ class RecordingExtender:
         elif response.get("Error"):
             self.refused.append((request["PodName"], response["Error"]))
         await asgi_server_thread.answer(send, 200, response)
+
+    def drop_rejections_by_older_state(self, mark: str) -> None:
+        """Drops rejections with a reason that has `mark`, where nodewise passes the pod now: it saw an object later
+        than kube-scheduler, and its leader requeues such pods.
+        """
+        for at, (pod, nodes, rejected) in enumerate(self.filtered):
+            if any(mark in reason for reason in rejected.values()):
+                request = msgspec.json.encode({"Pod": pod, "NodeNames": nodes})
+                now = rejected_nodes(self._post("filter", request).json())
+                kept = {node: why for node, why in rejected.items() if mark not in why or node in now}
+                self.filtered[at] = FilterRecord(pod, nodes, kept)
+
+    def _post(self, verb: str, body: bytes) -> httpx2.Response:
+        return self._http.post(verb, content=body, headers={"Content-Type": "application/json"})
 
     def entries(self, resources: Iterable[str]) -> list[Object]:
         """The extender's entries of a scheduler configuration: filter for all pods, and bind for pods that request one
