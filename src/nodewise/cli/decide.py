@@ -67,7 +67,7 @@ class PodDecision(NamedTuple):
     @property
     def is_acceptable(self) -> bool:
         """Whether it may stay on its node or, if it waits, fits on some node."""
-        return self.stays if self.node else bool(self.filtered.feasible().any())
+        return self.stays if self.node else bool(self.fits.any())
 
     @property
     def category(self) -> str:
@@ -78,9 +78,31 @@ class PodDecision(NamedTuple):
 
     @property
     def best_node(self) -> str:
-        """The node with the best score; empty if none passes."""
-        points = self.scored.points()
+        """The node with the best score, first of those that fit; empty if none passes."""
+        points, misfits = self.scored.points(), self._misfits()
+        if misfits:
+            points = np.where([name in misfits for name in self.scored.names], -1, points)
         return self.scored.names[int(points.argmax())] if len(points) else ""
+
+    @property
+    def fits(self) -> NDArray[np.bool_]:
+        """The nodes that pass, without those whose free devices do not fit the claims of the pod: kube-scheduler
+        rejects these.
+        """
+        feasible, misfits = self.filtered.feasible(), self._misfits()
+        return feasible & [name not in misfits for name in self.filtered.names] if misfits else feasible
+
+    def _misfits(self) -> frozenset[str]:
+        # start-up time: most pods have no claims
+        from nodewise.agents.gpu.device_placement import DeviceDetails
+
+        return frozenset(
+            name
+            for decision in (self.filtered, self.scored)  # those of first-fit are in the verdict
+            for _, each in decision.details()
+            if isinstance(each, DeviceDetails)
+            for name in decision.names[each.misfits()].tolist()
+        )
 
 
 class PodDecisions(NamedTuple):
@@ -223,7 +245,7 @@ def _pod_row(pod_decision: PodDecision, decisions: PodDecisions) -> list[str]:
     else:
         why = list(_format_rejections(pod_decision))
     why += _format_times(pod_decision, decisions.ahead_s)
-    fits = _count_fitting_nodes(pod_decision)
+    fits = int(pod_decision.fits.sum())
     return [
         f"{filtered.pod.namespace}/{filtered.pod.name}",
         *where,
@@ -232,18 +254,6 @@ def _pod_row(pod_decision: PodDecision, decisions: PodDecisions) -> list[str]:
         "; ".join(_details_of(pod_decision, best).values()) or "-",
         "; ".join(why) or "-",
     ]
-
-
-def _count_fitting_nodes(pod_decision: PodDecision) -> int:
-    """How many nodes pass, without those whose free devices do not fit the claims of the pod: kube-scheduler rejects
-    these.
-    """
-    # start-up time: most pods have no claims
-    from nodewise.agents.gpu.device_placement import DeviceDetails
-
-    details = (each for _, each in pod_decision.scored.details() if isinstance(each, DeviceDetails))
-    misfits = sum(int(each.misfits().sum()) for each in details)
-    return int(pod_decision.filtered.feasible().sum()) - misfits
 
 
 def _details_of(pod_decision: PodDecision, node: str) -> dict[str, str]:

@@ -135,7 +135,7 @@ class ComputedMetricsSource:
             waiting = []
         what = f"metric {request.metric} computed by nodewise"
         if self._requested_s - computation.began_s < START_S:
-            raise NoValues(what, cause=NEVER_FETCHED)
+            raise NoValues(f"{what}: no value yet", cause=NEVER_FETCHED)
         text, remedy = "has no statistics of a node", "check the source of the usage of nodes"
         if waiting:
             text = f"waits for {', '.join(waiting[:3])}"

@@ -3,6 +3,7 @@
 import json
 from pathlib import Path
 
+import pytest
 from click.testing import CliRunner
 
 from nodewise.cli import main
@@ -93,8 +94,7 @@ def test_table_marks_values_that_no_rule_compares_without_their_ages(tmp_path: P
         assert row.endswith(f" fan_errors is stale on {nodes}")
 
 
-def test_pods_with_claims_are_decided_by_the_gpu_agent_without_an_option(tmp_path: Path) -> None:
-    claiming = """
+CLAIMING = """
 apiVersion: v1
 kind: Node
 metadata: {name: fan-1}
@@ -125,6 +125,20 @@ spec:
   pool: {name: fan-1, generation: 1, resourceSliceCount: 1}
   devices: [{name: gpu-0}]
 """
-    (tmp_path / "claiming.yaml").write_text(claiming)
+
+
+def test_pods_with_claims_are_decided_by_the_gpu_agent_without_an_option(tmp_path: Path) -> None:
+    (tmp_path / "claiming.yaml").write_text(CLAIMING)
     table = CliRunner().invoke(main.command, ["decide", str(tmp_path / "claiming.yaml")]).output
     assert "devices gpu: gpu-0" in table
+
+
+@pytest.mark.parametrize("placement", ["first-fit", "pack"])
+def test_node_whose_free_devices_do_not_fit_is_not_counted(tmp_path: Path, placement: str) -> None:
+    file = tmp_path / "claiming.yaml"
+    file.write_text(CLAIMING.replace("deviceClassName: a}", "deviceClassName: a, count: 2}"))
+    result = CliRunner().invoke(main.command, ["decide", str(file), "--gpu-placement", placement])
+    row = result.output.splitlines()[1].split(maxsplit=3)
+    assert row[1:3] == ["0/1", "-"]
+    assert "the claims do not fit the free devices" in row[3]
+    assert result.exit_code == 3
