@@ -58,7 +58,7 @@ class RecordingExtender:
 
     def drop_rejections_by_older_state(self, mark: str) -> None:
         """Drops rejections with a reason that has `mark`, where nodewise passes the pod now: it saw an object later
-        than kube-scheduler, and its leader requeues such pods.
+        than kube-scheduler, and its leader requeues such pods. Their refused binds are dropped as well.
         """
         for at, (pod, nodes, rejected) in enumerate(self.filtered):
             if any(mark in reason for reason in rejected.values()):
@@ -66,6 +66,8 @@ class RecordingExtender:
                 now = rejected_nodes(self._post("filter", request).json())
                 kept = {node: why for node, why in rejected.items() if mark not in why or node in now}
                 self.filtered[at] = FilterRecord(pod, nodes, kept)
+                if not kept:
+                    self.refused = [each for each in self.refused if each[0] != pod["metadata"]["name"]]
 
     def _post(self, verb: str, body: bytes) -> httpx2.Response:
         return self._http.post(verb, content=body, headers={"Content-Type": "application/json"})
