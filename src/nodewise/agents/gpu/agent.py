@@ -181,7 +181,7 @@ class GpuAgent(
         self._is_serving = False
 
     def serve(self) -> None:
-        """From now on, the devices of a pod that was scored are expected to be in use."""
+        """From now on, the devices and CPU of a pod that was scored are expected to be in use."""
         self._is_serving = True
 
     @property
@@ -304,12 +304,7 @@ class GpuAgent(
     ) -> Scores | None:
         """Score nodes by devices of DRA drivers, and by GPUs the nodes that have extended resources of the pod."""
         devices = agent_state.device_layout
-        inputs = self._placement_inputs._replace(
-            counts=(),
-            balanced_by=(DEVICE,),
-            workload=devices.workload,
-            cpu_free=agent_state.device_cpu_free,
-        )
+        inputs = self._placement_inputs._replace(counts=(), balanced_by=(DEVICE,), workload=devices.workload)
         alike = device_placement.equivalent_demand(pod, demand, wanted)
         if not inputs.prefers_nodes(alike):
             return None
@@ -320,6 +315,9 @@ class GpuAgent(
         else:
             left = (columns < len(devices.nodes)) | bool(wanted.claims)
         scored = self._predicted_devices(pod, wanted, columns, snapshot, agent_state)
+        if agent_state.device_cpu_free is not None:
+            cpu_free = self._predictions.free_cpu(devices, agent_state.device_cpu_free)
+            inputs = inputs._replace(cpu_free=cpu_free)
         keys = placements.node_sort_keys(inputs, scored.before, scored.after, scored.taken, alike)
         fits = scored.fits
         if not left.all():
@@ -334,9 +332,9 @@ class GpuAgent(
             fits = np.where(left, fits, True if fitted is None else fitted.codes == 0)
         points = placements.scores_from_sort_keys([*keys, placements.mixed_order(candidates.numbers)], fits)
         best = int(points.argmax()) if len(points) else 0
-        if wanted.claims and len(points) and scored.fits[best] and self._is_serving:
+        if len(points) and scored.fits[best] and self._is_serving:
             key = pod.metadata.namespace, pod.metadata.name
-            self._predictions.expect(key, wanted, devices, scored, best, snapshot.at)
+            self._predictions.expect(key, wanted, devices, scored, best, alike.cpu_milli, snapshot.at)
         return Scores(points, details=scored.details if wanted.claims else None)
 
     def preempt(self, pod: GpuPod, candidates: Names, snapshot: Snapshot, victims: Victims) -> Verdict | None:

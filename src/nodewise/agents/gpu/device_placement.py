@@ -8,8 +8,9 @@ A claim that is allocated already, for example because pods share it, decides th
 no other, so the pod gets no points for it.
 
 kube-scheduler writes an allocation after the scores of the next pod. Until it is seen, the devices of a scored pod
-count as in use on its best node, so that the next pod is predicted correctly. If kube-scheduler chose another node,
-they are free again as soon as the allocation is seen.
+count as in use on its best node, so that the next pod is predicted correctly. Its CPU counts until the pod is seen on a
+node, also that of a pod without claims. If kube-scheduler chose another node, both are free again as soon as the
+allocation or the node is seen.
 """
 
 from collections import Counter, OrderedDict
@@ -48,9 +49,10 @@ _MOST_STEPS: Final = 6_000
 """Steps of the searches for one pod: about 800 nodes with eight devices, in about 100 ms. Further nodes that changed
 have no points until the next pod with this request."""
 _EXPECTED_S: Final = 10.0
-"""After this time an allocation that was not seen does not count."""
+"""After this time an allocation or node that was not seen does not count."""
 _MOST_EXPECTED: Final = 256
-"""Pods whose allocation was not seen; of more, the oldest do not count. Tenants choose how many pods never bind."""
+"""Pods whose allocation or node was not seen; of more, the oldest do not count. Tenants choose how many pods never
+bind."""
 
 
 class DeviceDemand(NamedTuple):
@@ -149,11 +151,14 @@ class _Known(NamedTuple):
 
 
 class _Expected(NamedTuple):
-    """The devices of a pod whose allocation was not seen yet."""
+    """The devices and CPU of a pod on its best node, as far as they were not seen in use yet."""
 
     node: str
     devices: tuple[PredictedDevice, ...]
+    """Empty if the allocation was seen."""
     claims: tuple[ObjectKey, ...]
+    cpu_milli: int
+    """0 if the pod was seen on a node."""
     until: float
 
 
@@ -283,12 +288,13 @@ class DevicePredictions:
         devices: DeviceLayout,
         scored: DeviceScores,
         best: int,
+        cpu_milli: int,
         now: float,
     ) -> None:
-        """Count the devices of a pod on its best candidate as in use, until the allocation is seen."""
+        """Count the devices and CPU of a pod on its best candidate as in use, until they are seen in use."""
         details = scored.details
         column, placement = int(details.columns[best]), details.results[int(details.codes[best])]
-        if isinstance(placement, _Placement) and placement.devices:
+        if isinstance(placement, _Placement) and (placement.devices or cpu_milli):
             node, of_node = devices.nodes[column]
             every = device_layout.ordered_devices(of_node)
             predicted = tuple(
@@ -301,11 +307,11 @@ class DevicePredictions:
                 )
                 for each in placement.devices
             )
-            self._expected[pod] = _Expected(node, predicted, demand.keys, now + _EXPECTED_S)
+            self._expected[pod] = _Expected(node, predicted, demand.keys, cpu_milli, now + _EXPECTED_S)
             if len(self._expected) > _MOST_EXPECTED:
                 del self._expected[next(iter(self._expected))]
 
-    def forget_seen(
+    def forget_seen(  # complexity: devices and CPU are seen one after another
         self,
         scored: ObjectKey,
         inventory: DeviceInventory,
@@ -313,15 +319,29 @@ class DevicePredictions:
         pods: Mapping[ObjectKey, AllocatedPod],
         now: float,
     ) -> None:
-        """Forget the pod that is scored anew, pods whose allocation was seen, and those not seen for a time."""
+        """Forget the pod that is scored anew, what was seen in use, and what was not seen for a time."""
         self._expected.pop(scored, None)
         for pod, expected in [*self._expected.items()]:
-            known, bound = [claims.get(claim) for claim in expected.claims], pods.get(pod)
-            is_seen = any(claim is None or claim.is_allocated for claim in known) or (
-                bound is not None and bound.spec.nodeName not in ("", expected.node)
-            )
-            if now > expected.until or is_seen or _has_devices(inventory, expected.node, pod):
+            known = [claims.get(claim) for claim in expected.claims]
+            node = pods[pod].spec.nodeName if pod in pods else ""
+            has_devices = _has_devices(inventory, expected.node, pod)
+            is_allocated = any(claim is None or claim.is_allocated for claim in known)
+            is_elsewhere = node not in ("", expected.node) or (is_allocated and not has_devices)
+            # an allocation is seen before the node of the pod, or after it
+            devices = () if has_devices else expected.devices
+            cpu_milli = 0 if node else expected.cpu_milli
+            if now > expected.until or is_elsewhere or not (devices or cpu_milli):
                 del self._expected[pod]
+            else:
+                self._expected[pod] = expected._replace(devices=devices, cpu_milli=cpu_milli)
+
+    def free_cpu(self, devices: DeviceLayout, cpu_free: NDArray[np.int64]) -> NDArray[np.int64]:
+        """The free milli-CPU by column of the layout, without that of pods that were not seen on a node yet."""
+        free = cpu_free.copy()
+        for expected in self._expected.values():
+            if expected.node in devices.columns:
+                free[devices.columns[expected.node]] -= expected.cpu_milli
+        return free
 
     def _known(
         self, devices: DeviceLayout, classes: Mapping[str, DeviceClass], demand: DeviceDemand
@@ -383,7 +403,8 @@ class DevicePredictions:
     def _expected_by_node(self) -> dict[str, list[PredictedDevice]]:
         by_node: dict[str, list[PredictedDevice]] = {}
         for expected in self._expected.values():
-            by_node.setdefault(expected.node, []).extend(expected.devices)
+            if expected.devices:
+                by_node.setdefault(expected.node, []).extend(expected.devices)
         return by_node
 
 

@@ -1,5 +1,6 @@
 """Scores of nodes for pods that claim DRA devices."""
 
+from collections.abc import Callable
 from typing import Any
 
 import msgspec
@@ -11,10 +12,10 @@ from nodewise.agent.state import Change
 from nodewise.agents.gpu import device_placement
 from nodewise.agents.gpu.agent import GpuAgent
 from nodewise.agents.gpu.device_placement import DeviceDetails
-from nodewise.agents.gpu.gpu_pod_fields import RequestedGpuPod
+from nodewise.agents.gpu.gpu_pod_fields import AllocatedPod, RequestedGpuPod
 from nodewise.agents.gpu.node_gpus import GpuNode
 from nodewise.agents.gpu.options import GpuOptions, Placement
-from nodewise.agents.gpu.state import NAME, GpuStateBuilder
+from nodewise.agents.gpu.state import NAME, PODS, GpuStateBuilder
 from nodewise.agents.gpu.vendor_resource_names import GENERIC
 from nodewise.base import cooperative_scheduling
 from nodewise.devices.device_inventory import (
@@ -69,22 +70,34 @@ def pod(name: str, *claims: str, **limits: str) -> RequestedGpuPod:
     return msgspec.convert(document, RequestedGpuPod)
 
 
+def cpu_pod(name: str, *claims: str, node: str = "") -> Object:
+    """A pod that requests 4 CPU, on a node unless that is empty."""
+    document = device_objects.claiming_pod(name, *claims, cpu="4")
+    document["metadata"]["namespace"] = "default"
+    document["spec"]["nodeName"] = node
+    return document
+
+
 class Cluster:
     """Nodes, devices and claims, and the agent's state of them."""
 
-    def __init__(self, placement: Placement, *objects: Object, nodes: int = 3) -> None:
+    def __init__(self, placement: Placement, *objects: Object, nodes: int = 3, cpu: str = "64") -> None:
         self.agent = GpuAgent(GpuOptions(gpu_placement=placement), GENERIC)
         self.agent.serve()
         self._builder = GpuStateBuilder(GENERIC)
         self.names = [f"n{at}" for at in range(nodes)]
         self._index = NodeIndex(self.names)
         self._objects: dict[str, dict[ObjectKey, Any]] = {}
-        self._nodes = {("", name): GpuNode() for name in self.names}
+        node = msgspec.convert(
+            {"status": {"allocatable": msgspec.Raw(b'{"cpu":"%s"}' % cpu.encode())}}, GpuNode
+        )
+        self._nodes = {("", name): node for name in self.names}
         self.apply(CLASS, *objects)
 
     def apply(self, *objects: Object, now: float = 0.0) -> None:
         kinds: dict[str, tuple[str, Any, Any]] = {
             "DeviceClass": (DEVICE_CLASSES, DeviceClassObject, parse_device_class),
+            "Pod": (PODS, AllocatedPod, lambda pod: pod),
             "ResourceClaim": (RESOURCE_CLAIMS, ResourceClaimObject, parse_resource_claim),
             "DeviceTaintRule": (DEVICE_TAINT_RULES, DeviceTaintRule, lambda rule: rule),
             "ResourceSlice": (RESOURCE_SLICES, ResourceSliceObject, parse_resource_slice),
@@ -93,7 +106,7 @@ class Cluster:
         after = {key: dict(before.get(key, {})) for key, _, _ in kinds.values()}
         for each in objects:
             name, type_, parse = kinds[each["kind"]]
-            namespace = "default" if each["kind"] == "ResourceClaim" else ""
+            namespace = "default" if each["kind"] in ("Pod", "ResourceClaim") else ""
             after[name][namespace, each["metadata"]["name"]] = parse(msgspec.convert(each, type_))
         changes = {
             name: {
@@ -127,6 +140,13 @@ class Cluster:
         assert isinstance(scores.details, DeviceDetails)
         self.misfits = scores.details.misfits().tolist()
         return scores.points.tolist(), [scores.details.text(at) for at in range(len(self.names))]
+
+    def best(self, name: str, *claims: str) -> str:
+        """Of the first two nodes, the one with most points for a pod."""
+        wanted = msgspec.convert(cpu_pod(name, *claims), RequestedGpuPod)
+        scores = self.agent.score(wanted, Names(self._index, np.arange(2)), self.snapshot)
+        assert scores is not None
+        return self.names[int(scores.points.argmax())]
 
 
 THREE = [slices(f"n{at}") for at in range(3)]
@@ -220,6 +240,16 @@ def test_next_pod_counts_capacity_that_is_not_seen_as_consumed_yet() -> None:
     assert devices == ["devices gpu: gpu-0", "devices gpu: gpu-1"]
 
 
+def test_capacity_that_is_seen_as_consumed_counts_once_until_the_pod_is_seen_on_its_node() -> None:
+    part = {"shareID": "s", "consumedCapacity": {"memory": "60Gi"}}
+    claims = [claim(f"p{at}", capacity={"requests": {"memory": "10Gi"}}) for at in range(2)]
+    nodes = [slices(f"n{at}", 2, **SHARED) for at in range(3)]
+    cluster = Cluster("pack", *nodes, held("one", "n1", "gpu-0", **part), *claims)
+    assert cluster.decide(pod("p0", "p0"))[1][1] == "devices gpu: gpu-0"
+    cluster.apply(reserved("p0", "n1", shareID="t", consumedCapacity={"memory": "10Gi"}))
+    assert cluster.decide(pod("p1", "p1"))[1][1] == "devices gpu: gpu-0"
+
+
 def test_pod_that_is_scored_again_does_not_count_its_own_devices() -> None:
     cluster = Cluster("pack", *THREE, *HELD, claim("c"))
     devices = [cluster.decide(pod("p", "c"))[1][2] for _ in range(2)]
@@ -238,6 +268,53 @@ def test_only_the_newest_pods_that_were_not_seen_count(monkeypatch: pytest.Monke
     cluster = Cluster("pack", *THREE, *HELD, *[claim(f"c{at}") for at in range(3)])
     devices = [cluster.decide(pod(f"p{at}", f"c{at}"))[1][2] for at in range(3)]
     assert devices == ["devices gpu: gpu-1", "devices gpu: gpu-3", "devices gpu: gpu-1"]
+
+
+def reserved(pod: str, node: str, **fields: Any) -> Object:
+    """The claim of a pod, with the first device of a node, or a part of it."""
+    allocated = held(pod, node, "gpu-0", **fields)
+    allocated["status"]["reservedFor"] = [{"resource": "pods", "name": pod, "uid": pod}]
+    return allocated
+
+
+@pytest.mark.parametrize(
+    ("claims", "cpu", "seen", "now", "is_same"),
+    [
+        ([], "8", lambda _best, _other: [], 0.0, False),
+        (["first"], "8", lambda _best, _other: [], 0.0, False),
+        (["first"], "8", lambda best, _other: [reserved("first", best)], 0.0, False),
+        # the pod was seen: it counts once
+        ([], "12", lambda best, _other: [cpu_pod("first", node=best)], 0.0, True),
+        (["first"], "12", lambda best, _other: [cpu_pod("first", "first", node=best)], 0.0, True),
+        (
+            ["first"],
+            "12",
+            lambda best, _other: [reserved("first", best), cpu_pod("first", "first", node=best)],
+            0.0,
+            True,
+        ),
+        # kube-scheduler chose another node
+        ([], "8", lambda _best, other: [cpu_pod("first", node=other)], 0.0, True),
+        (
+            ["first"],
+            "8",
+            lambda _best, other: [reserved("first", other), cpu_pod("first", "first", node=other)],
+            0.0,
+            True,
+        ),
+        ([], "8", lambda _best, _other: [], 60.0, True),
+    ],
+)
+def test_next_pod_counts_cpu_of_a_pod_that_was_not_seen_on_a_node(
+    claims: list[str], cpu: str, seen: Callable[[str, str], list[Object]], now: float, is_same: bool
+) -> None:
+    """The next pod leaves the CPU of a typical pod, which has one device and 4 CPU, beside free devices."""
+    typical = [reserved("typical", "n2"), cpu_pod("typical", "typical", node="n2")]
+    devices = [slices("n0", 2), slices("n1", 2), slices("n2", 1)]
+    cluster = Cluster("fragmentation", *devices, *typical, claim("first"), cpu=cpu)
+    best = cluster.best("first", *claims)
+    cluster.apply(*seen(best, "n1" if best == "n0" else "n0"), now=now)
+    assert (cluster.best("next") == best) == is_same
 
 
 def test_partition_blocks_the_partitions_that_overlap_it() -> None:
