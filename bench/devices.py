@@ -5,7 +5,8 @@
 The published trace openb becomes ResourceSlices and ResourceClaims: a GPU is a device that claims share by thousandths,
 and an accepted model is a CEL selector. Pods are drawn from the trace until they request as many GPUs as there are. The
 allocated share of all GPUs is measured with kube-scheduler's default profile, with MostAllocated, and with nodewise, on
-a part of the nodes; with `--simulate` the same part and all nodes are simulated. All pods are sent to nodewise.
+a part of the nodes, as the mean of all `--seeds`, each with its own pods; with `--simulate` the same part and all nodes
+are simulated. All pods are sent to nodewise.
 
 On equal nodes with eight devices, pods with one device each are bound by kube-scheduler with nodewise, which predicts
 the device, and with an extender that does nothing.
@@ -13,6 +14,7 @@ the device, and with an extender that does nothing.
 
 import argparse
 import contextlib
+import statistics
 import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -275,7 +277,9 @@ def measure(setting: Setting, trace: Trace, nodes: int, seeds: int) -> Measureme
     shares = [100 * each.predicted / each.bound for each in equal[NODEWISE]]
     figures = {
         **{
-            f"devices_allocated_{name}_pct": of_rounds([each.allocated_pct for each in made], 2)
+            f"devices_allocated_{name}_pct": of_rounds(
+                (each.allocated_pct for each in made), 2, statistics.mean
+            )
             for name, made in rounds.items()
         },
         "devices_predicted_pct": of_rounds(shares, 2),
@@ -292,14 +296,14 @@ def simulate(trace: Trace, drawn: list[TracePod], name: str) -> float:
     return device_trace_replay.run(trace, drawn, strategy, placement).allocated_pct
 
 
-def measure_simulation(trace: Trace, nodes: int) -> Measurement:
-    """Simulate the part that kube-scheduler places, and all nodes."""
+def measure_simulation(trace: Trace, nodes: int, seeds: int) -> Measurement:
+    """Simulate the part that kube-scheduler places, with all seeds, and all nodes, with the first one."""
     figures = {}
-    for key, cluster_part in (("", part_of(trace, nodes)), ("all_", trace)):
-        drawn = draw(cluster_part, 0)
+    for key, cluster_part, draws in (("", part_of(trace, nodes), seeds), ("all_", trace, 1)):
         for name in (DEFAULT, MOST_ALLOCATED, NODEWISE):
-            figures[f"devices_simulated_{key}{name}_pct"] = round(simulate(cluster_part, drawn, name), 2)
-            report_progress_line(f"simulated, {key}{name}: {figures[f'devices_simulated_{key}{name}_pct']} %")
+            rounds = [simulate(cluster_part, draw(cluster_part, seed), name) for seed in range(draws)]
+            figure = figures[f"devices_simulated_{key}{name}_pct"] = of_rounds(rounds, 2, statistics.mean)
+            report_progress_line(f"simulated, {key}{name}: {figure} %")
     return Measurement(figures, {}, "")
 
 
@@ -308,14 +312,16 @@ def main() -> None:
     parser.add_argument("--nodes", required=True)
     parser.add_argument("--pods", required=True)
     parser.add_argument("--part", type=int, default=202, help="nodes of the part with a real kube-scheduler")
-    parser.add_argument("--seeds", type=int, default=1)
+    parser.add_argument(
+        "--seeds", type=int, default=1, help="draws of pods, whose mean is the allocated share"
+    )
     parser.add_argument("--no-write", dest="write", action="store_false", help="print the figures only")
     parser.add_argument("--simulate", action="store_true", help="only simulate, which needs no cluster")
     options = parser.parse_args()
     trace = Trace(gpu_trace_replay.nodes(options.nodes), gpu_trace_replay.pods(options.pods))
     machine_load = MachineLoad()
     if options.simulate:
-        part, measured = DEVICES_SIMULATED, measure_simulation(trace, options.part)
+        part, measured = DEVICES_SIMULATED, measure_simulation(trace, options.part, options.seeds)
     else:
         with (
             tempfile.TemporaryDirectory(prefix="nodewise-bench-") as folder,
