@@ -378,6 +378,14 @@ DOCTOR_CASES: Final = (
         follow=followed_remedies.correct_api_service,
     ),
     DoctorCase(
+        "usage-late",
+        "means of two minutes",
+        misconfigurations.slow_usage,
+        "v1beta1.metrics.k8s.io",
+        ("--metric-resolution=15s",),
+        follow=followed_remedies.measure_usage_more_often,
+    ),
+    DoctorCase(
         "policy-without-effect",
         "no strategy",
         misconfigurations.created(healthy_cluster.policy("idle")),

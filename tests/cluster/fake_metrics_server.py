@@ -18,10 +18,11 @@ ROOT = f"/apis/{VERSION}"
 
 
 class FakeResourceMetricsApi:
-    """The metrics of the server. A test changes `cpu`, the CPU usage by node, at any time."""
+    """The metrics of the server. A test changes `cpu`, the CPU usage by node, and its `window` at any time."""
 
     def __init__(self, cpu: Mapping[str, str] = {}) -> None:
         self.cpu = cpu
+        self.window = "10s"
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serves one request (ASGI)."""
@@ -37,7 +38,7 @@ class FakeResourceMetricsApi:
             {
                 "metadata": {"name": node},
                 "timestamp": now,
-                "window": "10s",
+                "window": self.window,
                 "usage": {"cpu": cpu, "memory": "1Gi"},
             }
             for node, cpu in self.cpu.items()

@@ -233,6 +233,11 @@ def correct_api_service(cluster: HealthyCluster, _: ReadRemedy) -> None:
         cluster.api.patch(path, {"spec": {"service": {"port": port}}})
 
 
+def measure_usage_more_often(cluster: HealthyCluster, _: ReadRemedy) -> None:
+    """metrics-server has the argument `--metric-resolution=15s`."""
+    cluster.usage.window = "15s"
+
+
 def create_again(pod: Object) -> Follow:
     """The pod is deleted, and created from a corrected template."""
 

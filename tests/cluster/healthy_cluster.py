@@ -41,6 +41,7 @@ from tests.cluster.child_processes import Process
 from tests.cluster.controlplane import ControlPlane
 from tests.cluster.extender_process import ExtenderProcess
 from tests.cluster.fake_custom_metrics_server import FakeCustomMetricsApi
+from tests.cluster.fake_metrics_server import FakeResourceMetricsApi
 from tests.cluster.namespace_sandboxes import wait
 
 NAMESPACE: Final = shipped_installation.NAMESPACE
@@ -82,6 +83,8 @@ class HealthyCluster:
         self.doctor: User
         """The account of deploy/doctor.yaml."""
         self.metrics: FakeCustomMetricsApi
+        self.usage: FakeResourceMetricsApi
+        """Exists only while a defect of it is planted."""
         self.replicas: list[ExtenderProcess] = []
         self.controller: Process
         """Of native mode."""

@@ -14,6 +14,7 @@ from tests.cluster import (
     child_processes,
     extender_process,
     fake_custom_metrics_server,
+    fake_metrics_server,
     gpu_cluster,
     healthy_cluster,
     kubernetes_objects,
@@ -358,6 +359,18 @@ any_client: Final = flagged(_DEPLOYMENT, "--any-client")
 trusting_all: Final = flagged(_DEPLOYMENT, "--trust-all-namespaces")
 shared_identity: Final = flagged(_DEPLOYMENT, "--identity=nodewise")
 """Both replicas of nodewise have one identity."""
+
+
+@contextlib.contextmanager
+def slow_usage(cluster: HealthyCluster) -> Iterator[None]:
+    """metrics-server reports means of two minutes to the agent load."""
+    with (
+        fake_metrics_server.behind(cluster.api, cluster.folder) as cluster.usage,
+        flagged(_DEPLOYMENT, "--agents=telemetry,gpu,load")(cluster),
+    ):
+        cluster.usage.cpu = dict.fromkeys(healthy_cluster.NODES, "1")
+        cluster.usage.window = "120s"
+        yield
 
 
 def setting(line: str) -> Defect:
