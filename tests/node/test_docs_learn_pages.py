@@ -96,6 +96,6 @@ def test_an_installation_and_a_policy(
 
 def test_managed_clusters_are_installed_as_the_readme_says() -> None:
     page = docs_page_code_blocks.HOW_TO / "managed-clusters.md"
-    (install, _) = docs_page_code_blocks.section(page, "## Install")
+    (install,) = docs_page_code_blocks.section(page, "## Install")
     (readme,) = docs_page_code_blocks.section(README, "## Install")
     assert readme.text.partition("\n")[2].replace(".venv/bin/", "") == install.text
