@@ -51,7 +51,7 @@ EQUAL_NODES: Final = 64
 DEVICES_PER_NODE: Final = 8
 BOUND_PODS: Final = 500
 EQUAL_ROUNDS: Final = 3
-QUIET_S: Final = 3.0
+QUIET_S: Final = 10.0
 """A round ends when no pod was bound or rejected for this time."""
 
 
