@@ -58,9 +58,8 @@ class Tables:
         space = f"namespaces/{self._sandbox.namespace}/" if plural == "placementpolicies" else ""
         path = f"/apis/{GROUP}/{space}{plural}/{name}"
         table = self._sandbox.api.request("GET", path, headers=TABLE).json()
-        assert not any(
-            column["priority"] for column in table["columnDefinitions"] if column["name"] != "Enforcement"
-        )
+        of_wide = {column["name"] for column in table["columnDefinitions"] if column["priority"]}
+        assert of_wide <= {"Enforcement", "Would taint"}
         names = [column["name"] for column in table["columnDefinitions"]]
         cells = dict(zip(names, table["rows"][0]["cells"], strict=True))
         return tuple(str(cells[column] or "") for column in ("Mode", "Metrics", "Ready", "Message"))
