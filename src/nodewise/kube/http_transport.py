@@ -13,7 +13,8 @@ import asyncio
 import contextlib
 import socket
 import ssl
-from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Mapping
+from functools import partial
 from ipaddress import IPv4Address, IPv6Address, ip_address, ip_network
 from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import urlsplit
@@ -35,6 +36,27 @@ _GATHERED_BYTES: Final = 2**14
 """After a read of more than this no read waits, so that the pauses do not limit the rate of large objects."""
 
 
+class _Gathering:
+    """Pauses between the reads of a watch while its events come fast, so that a read returns several."""
+
+    def __init__(self) -> None:
+        self.is_on = False
+        self._read_s = float("-inf")
+        self._size = 0
+        """Bytes of the last read."""
+
+    async def read(self, read: Callable[[], Awaitable[bytes]]) -> bytes:
+        """The result of a read, after `GATHERING_S` if the one before has just ended."""
+        if not self.is_on:
+            return await read()
+        loop = asyncio.get_running_loop()
+        if loop.time() - self._read_s < GATHERING_S and self._size <= _GATHERED_BYTES:
+            await asyncio.sleep(GATHERING_S)
+        received = await read()
+        self._read_s, self._size = loop.time(), len(received)
+        return received
+
+
 class _SeveralRecordsStream(httpcore2.AsyncNetworkStream):
     """A stream that returns all received TLS records at once, up to the requested size.
 
@@ -45,34 +67,25 @@ class _SeveralRecordsStream(httpcore2.AsyncNetworkStream):
     def __init__(self, inner: httpcore2.AsyncNetworkStream) -> None:
         self._inner = inner
         self._tls: ssl.SSLObject | None = inner.get_extra_info("ssl_object")
-        self.is_gathering = False
-        """Whether a read waits for `GATHERING_S` if the one before has just ended, so that it returns more."""
-        self._read_s = float("-inf")
-        self._size = 0
-        """Bytes of the last read."""
+        self.gathering = _Gathering()
 
     async def read(self, max_bytes: int, timeout: float | None = None) -> bytes:  # noqa: ASYNC109 - its interface
-        if self.is_gathering:
-            loop = asyncio.get_running_loop()
-            if loop.time() - self._read_s < GATHERING_S and self._size <= _GATHERED_BYTES:
-                await asyncio.sleep(GATHERING_S)
-            received = await self._inner.read(max_bytes, timeout)
-            self._read_s = loop.time()
-        else:
-            received = await self._inner.read(max_bytes, timeout)
-        self._size = len(received)
+        return await self.gathering.read(partial(self._read_records, max_bytes, timeout))
+
+    async def _read_records(self, max_bytes: int, timeout_s: float | None) -> bytes:
+        received = await self._inner.read(max_bytes, timeout_s)
         if self._tls is None or not received:
             return received
-        records = [received]
-        while self._size < max_bytes:
+        records, size = [received], len(received)
+        while size < max_bytes:
             try:
-                record = self._tls.read(max_bytes - self._size)
+                record = self._tls.read(max_bytes - size)
             except ssl.SSLError:
                 break  # mostly SSLWantReadError: no record is left; the next read raises any other error again
             if not record:
                 break
             records.append(record)
-            self._size += len(record)
+            size += len(record)
         return b"".join(records)
 
     async def write(self, *arguments: Any, **options: Any) -> None:
@@ -208,11 +221,11 @@ def gathering(response: httpx2.Response) -> Iterator[None]:
     if not isinstance(stream, _SeveralRecordsStream | _AiohttpBody):
         yield
         return
-    stream.is_gathering = True
+    stream.gathering.is_on = True
     try:
         yield
     finally:
-        stream.is_gathering = False  # the connection serves other calls
+        stream.gathering.is_on = False  # the connection serves other calls
 
 
 class AiohttpTransport(httpx2.AsyncBaseTransport):
@@ -289,25 +302,15 @@ class AiohttpTransport(httpx2.AsyncBaseTransport):
 class _AiohttpBody(httpx2.AsyncByteStream):
     """Body of a response of aiohttp, in pieces as they arrive."""
 
-    is_gathering = False
-    """As that of `_SeveralRecordsStream`."""
-
     def __init__(self, response: "aiohttp.ClientResponse") -> None:
         self._response = response
+        self.gathering = _Gathering()
 
     async def __aiter__(self) -> AsyncIterator[bytes]:
         import aiohttp
 
-        loop, read_s, piece = asyncio.get_running_loop(), float("-inf"), b""
         try:
-            while True:
-                is_fast = loop.time() - read_s < GATHERING_S and len(piece) <= _GATHERED_BYTES
-                if self.is_gathering and is_fast:
-                    await asyncio.sleep(GATHERING_S)
-                piece = await self._response.content.readany()
-                if not piece:
-                    return
-                read_s = loop.time()
+            while piece := await self.gathering.read(self._response.content.readany):
                 yield piece
         except aiohttp.ClientError as error:
             raise _httpx2_error(error) from error

@@ -236,10 +236,10 @@ async def test_connections_of_the_transport_gather_the_events_of_a_watch() -> No
         client.stream("GET", f"http://127.0.0.1:{port}/") as response,
     ):
         stream = response.extensions["network_stream"]
-        assert not stream.is_gathering
+        assert not stream.gathering.is_on
         with http_transport.gathering(response):
-            assert stream.is_gathering
-        assert not stream.is_gathering
+            assert stream.gathering.is_on
+        assert not stream.gathering.is_on
 
 
 class EventStream(httpcore2.AsyncNetworkStream):
