@@ -334,7 +334,7 @@ class GpuAgent(
         best = int(points.argmax()) if len(points) else 0
         if len(points) and scored.fits[best] and self._is_serving:
             key = pod.metadata.namespace, pod.metadata.name
-            self._predictions.expect(key, wanted, devices, scored, best, alike.cpu_milli, snapshot.at)
+            self._predictions.expect(key, alike.cpu_milli, scored, best, snapshot.at)
         return Scores(points, details=scored.details if wanted.claims else None)
 
     def preempt(self, pod: GpuPod, candidates: Names, snapshot: Snapshot, victims: Victims) -> Verdict | None:

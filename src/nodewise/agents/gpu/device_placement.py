@@ -208,6 +208,8 @@ class DeviceDetails(NamedTuple):
 class DeviceScores(NamedTuple):
     """The predictions for one pod, by candidate (M)."""
 
+    demand: DeviceDemand
+    layout: DeviceLayout
     fits: NDArray[np.bool_]
     before: CandidateGpus
     """The devices without the pod."""
@@ -279,23 +281,14 @@ class DevicePredictions:
         after.take_amounts(DEVICE, amounts)
         fits = fits_by_code[codes]
         details = DeviceDetails(codes, known.results, columns, devices.names)
-        return DeviceScores(fits, before, after, amounts > 0, details)
+        return DeviceScores(demand, devices, fits, before, after, amounts > 0, details)
 
-    def expect(
-        self,
-        pod: ObjectKey,
-        demand: DeviceDemand,
-        devices: DeviceLayout,
-        scored: DeviceScores,
-        best: int,
-        cpu_milli: int,
-        now: float,
-    ) -> None:
+    def expect(self, pod: ObjectKey, cpu_milli: int, scored: DeviceScores, best: int, now: float) -> None:
         """Count the devices and CPU of a pod on its best candidate as in use, until they are seen in use."""
         details = scored.details
         column, placement = int(details.columns[best]), details.results[int(details.codes[best])]
         if isinstance(placement, _Placement) and (placement.devices or cpu_milli):
-            node, of_node = devices.nodes[column]
+            node, of_node = scored.layout.nodes[column]
             every = device_layout.ordered_devices(of_node)
             predicted = tuple(
                 PredictedDevice(
@@ -307,7 +300,7 @@ class DevicePredictions:
                 )
                 for each in placement.devices
             )
-            self._expected[pod] = _Expected(node, predicted, demand.keys, cpu_milli, now + _EXPECTED_S)
+            self._expected[pod] = _Expected(node, predicted, scored.demand.keys, cpu_milli, now + _EXPECTED_S)
             if len(self._expected) > _MOST_EXPECTED:
                 del self._expected[next(iter(self._expected))]
 
