@@ -3,7 +3,6 @@
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from itertools import chain
-from operator import attrgetter
 from typing import Annotated, Any, Final, Literal, NamedTuple
 
 import click
@@ -210,7 +209,7 @@ async def _compare(  # complexity: reads, evaluates and compares
     compared = [policy_diff.compare(group, before, after) for group in groups]
     comparison = PolicyComparison(
         len(nodes),
-        list(filter(attrgetter("nodes"), compared)),
+        [group for group in compared if group.nodes],
         sum(len(group.pods) for group in groups),
         list(policy_diff.label_changes(before, after)),
         _missing_metrics(states, snapshot),
@@ -218,10 +217,7 @@ async def _compare(  # complexity: reads, evaluates and compares
         modes.changes,
         modes.notes,
     )
-    if _watched_devices(old, new):
-        rules = device_timeline.device_rule_changes(*map(policy_diff.parse_policies, (old, new)))
-        comparison = comparison._replace(device_rules=list(rules))
-        comparison = _with_devices(comparison, inputs, objects, (before, after))
+    comparison = _with_devices(comparison, (old, new), inputs, objects, (before, after))
     if not own.since_s:
         return comparison
     history_range = HistoryRange(own.since_s, None, own.step_s)
@@ -240,23 +236,18 @@ def _watched_devices(*sides: Objects) -> Sequence[Watched]:
 
 def _with_devices(  # complexity: two sides, and policies that are invalid
     comparison: PolicyComparison,
+    compared: Sequence[Objects],
     inputs: ObjectsAndMetrics,
     objects: Sequence[Objects],
     moments: Sequence[Moment],
 ) -> PolicyComparison:
-    """The comparison with the devices of all policies."""
-    timelines = []
-    for objects_of_side, moment in zip(objects, moments, strict=True):
-        timeline = DeviceTimeline(
-            [state.policy for state in moment.state.policies.values() if state.policy.device_taints],
-            DeviceObjects.of(inputs.objects),
-            {
-                PolicyKey("ClusterPlacementPolicy", *key): policy_status.rules_of_status(item)
-                for key, item in objects_of_side.get(RESOURCES["ClusterPlacementPolicy"].plural, {}).items()
-            },
-        )
-        timeline.advance(moment.state.device_metrics, moment.state.max_ages, moment.at)
-        timelines.append(timeline)
+    """The comparison with the devices of all policies, if one of `compared` has device rules."""
+    if not _watched_devices(*compared):
+        return comparison
+    timelines = [
+        _device_timeline(inputs, objects_of_side, moment)
+        for objects_of_side, moment in zip(objects, moments, strict=True)
+    ]
     before, after = timelines
     reports = after.taints.reports.items()
     notes = (
@@ -277,9 +268,25 @@ def _with_devices(  # complexity: two sides, and policies that are invalid
     )
     return comparison._replace(
         notes=[*comparison.notes, *invalid.values(), *notes],
+        device_rules=list(device_timeline.device_rule_changes(*map(policy_diff.parse_policies, compared))),
         devices=device_timeline.device_changes(before.taints._replace(wanted=kept), after.taints),
         device_count=count,
     )
+
+
+def _device_timeline(inputs: ObjectsAndMetrics, objects: Objects, moment: Moment) -> DeviceTimeline:
+    """The device rules of one side, evaluated once."""
+    policies = objects.get(RESOURCES["ClusterPlacementPolicy"].plural, {})
+    timeline = DeviceTimeline(
+        [state.policy for state in moment.state.policies.values() if state.policy.device_taints],
+        DeviceObjects.of(inputs.objects),
+        {
+            PolicyKey("ClusterPlacementPolicy", *key): policy_status.rules_of_status(item)
+            for key, item in policies.items()
+        },
+    )
+    timeline.advance(moment.state.device_metrics, moment.state.max_ages, moment.at)
+    return timeline
 
 
 def _advance(timeline: PolicyTimeline, at: float, snapshot: MetricsSnapshot, nodes: NodeIndex) -> Moment:
