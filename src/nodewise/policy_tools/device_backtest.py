@@ -126,27 +126,20 @@ class DeviceBacktest:
 
     def reports(self) -> list[DevicePolicyReport]:
         """The report of each policy."""
-        return [
-            DevicePolicyReport(
-                policy := self.policies[key],
-                [device_taints.rule_text(rule) for rule in policy.device_taints],
-                sum(
-                    len(self._timeline.table.numbers(driver))
-                    for driver in {r.driver for r in policy.device_taints}
-                ),
-                sorted(
-                    [
-                        *record.closed,
-                        *(
-                            DeviceTaintInterval(device, effect, reason, Interval(since, self._end))
-                            for device, (since, effect, reason) in record.open.items()
-                        ),
-                    ],
-                    key=lambda taint: (taint.interval.start, taint.device),
-                ),
-                record.most_tainted,
-                record.limited_steps * self._step_s,
-                record.unmatched,
-            )
-            for key, record in self._records.items()
+        return [self._report(self.policies[key], record) for key, record in self._records.items()]
+
+    def _report(self, policy: Policy, record: _PolicyRecord) -> DevicePolicyReport:
+        drivers = {rule.driver for rule in policy.device_taints}
+        not_removed = [
+            DeviceTaintInterval(device, effect, reason, Interval(since, self._end))
+            for device, (since, effect, reason) in record.open.items()
         ]
+        return DevicePolicyReport(
+            policy,
+            [device_taints.rule_text(rule) for rule in policy.device_taints],
+            sum(len(self._timeline.table.numbers(driver)) for driver in drivers),
+            sorted([*record.closed, *not_removed], key=lambda taint: (taint.interval.start, taint.device)),
+            record.most_tainted,
+            record.limited_steps * self._step_s,
+            record.unmatched,
+        )
