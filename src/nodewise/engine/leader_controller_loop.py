@@ -52,7 +52,7 @@ class LeaderLoop:
 
     def _report_step(self, steps: "_Steps") -> None:
         self.notify()
-        if steps.is_long(self._period_s) and self._leading and self._tenure() == self._leading:
+        if steps.is_pause_over(self._period_s) and self._leading and self._tenure() == self._leading:
             steps.start_if_due(self._snapshot(), self._period_s)  # it had no time to write everything
         applied = [steps.applied_at for steps in self._steps if steps.applied_at is not None]
         if len(applied) == len(self._steps):
@@ -125,8 +125,8 @@ class _Steps:
             self._task = asyncio.create_task(self._run_step_and_log_failure(snapshot))
             self._task.add_done_callback(lambda _: self._on_end(self))
 
-    def is_long(self, period_s: float) -> bool:
-        """Whether the last step began long enough ago for another one."""
+    def is_pause_over(self, period_s: float) -> bool:
+        """Whether the last step began so long ago that the next one needs no pause."""
         return self._clock.monotonic() - self._began_s >= period_s / _STEPS_PER_PERIOD
 
     async def cancel(self) -> None:
