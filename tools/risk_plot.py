@@ -11,7 +11,7 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from nodewise.cli.plots import STYLE
+from nodewise.cli.policy_backtest.html_page import STYLE
 from nodewise_scorers.safe import SafeOptions
 from nodewise_scorers.safe.risk_scores import RiskScorer
 

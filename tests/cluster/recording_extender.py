@@ -5,7 +5,7 @@ kube-scheduler's own filters, so that it would bind the pod there.
 """
 
 import contextlib
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 import httpx2
@@ -56,15 +56,16 @@ class RecordingExtender:
             self.refused.append((request["PodName"], response["Error"]))
         await asgi_server_thread.answer(send, 200, response)
 
-    def drop_rejections_by_older_state(self, mark: str) -> None:
-        """Drops rejections with a reason that has `mark`, where nodewise passes the pod now: it saw an object later
-        than kube-scheduler, and its leader requeues such pods. Their refused binds are dropped as well.
+    def drop_rejections_by_older_state(self, resources: Sequence[str]) -> None:
+        """Drops rejections of pods that request one of these resources, where nodewise passes the pod now: it saw a
+        DeviceClass later than kube-scheduler, and its leader requeues such pods. Their refused binds are dropped too.
         """
         for at, (pod, nodes, rejected) in enumerate(self.filtered):
-            if any(mark in reason for reason in rejected.values()):
+            text = msgspec.json.encode(pod)
+            if rejected and any(f'"{resource}"'.encode() in text for resource in resources):
                 request = msgspec.json.encode({"Pod": pod, "NodeNames": nodes})
                 now = rejected_nodes(self._post("filter", request).json())
-                kept = {node: why for node, why in rejected.items() if mark not in why or node in now}
+                kept = {node: why for node, why in rejected.items() if node in now}
                 self.filtered[at] = FilterRecord(pod, nodes, kept)
                 if not kept:
                     self.refused = [each for each in self.refused if each[0] != pod["metadata"]["name"]]

@@ -157,10 +157,6 @@ class PodStream:
         """The seconds from creation to binding of each bound pod."""
         return {name: self.bound_s[name] - self.made_s[name] for name in self.bound_s}
 
-    def bound_between(self, begin_s: float, end_s: float) -> int:
-        """The number of pods that were bound in a period."""
-        return sum(begin_s <= at_s < end_s for at_s in list(self.bound_s.values()))
-
     def see(self, line: bytes) -> None:
         """Processes an event of the watch."""
         event = json.loads(line)["object"]

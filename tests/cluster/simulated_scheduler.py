@@ -16,8 +16,9 @@ class SimulatedScheduler:
     def cluster(
         self, nodes: Sequence[Object], extenders: Sequence[Object], running: Sequence[Object] = ()
     ) -> Iterator["SimulatedCluster"]:
+        assert not running
         clock = ManualClock(1_700_000_000)
-        with simulated_cluster.Cluster(nodes, extenders, running, clock) as made:
+        with simulated_cluster.Cluster(nodes, extenders, clock) as made:
             yield SimulatedCluster(made, clock)
 
 
@@ -43,10 +44,11 @@ class SimulatedCluster:
         return self.outcome(pod)
 
     def event(self, pod: str) -> str:
-        return self._cluster.event(pod)
+        return self._cluster.outcome(pod).message
 
     def pass_time(self, seconds: float) -> None:
-        simulated_cluster.pass_time(self._cluster, self._clock, seconds)
+        self._clock.advance(seconds)
+        self._cluster.settle()
 
     def touch(self, node: str) -> None:
         self._cluster.touch()

@@ -1,6 +1,6 @@
 """When kube-scheduler calls extenders, and how it treats responses, errors and timeouts.
 
-Every rule is tested with each scheduler of the fixture `scheduler`.
+Rules that the simulated scheduler follows, too, are tested with both schedulers of the fixture `scheduler`.
 """
 
 import time
@@ -17,6 +17,7 @@ from tests.cluster.fake_scheduler_extender import FakeExtenderServer
 from tests.cluster.scheduler_interface import ScheduledCluster, SchedulerUnderTest, SchedulingOutcome
 
 MANAGED = [{"name": "telemetry/scheduling", "ignoredByScheduler": True}]
+ONLY_KUBE_SCHEDULER = pytest.mark.parametrize("scheduler", ["kube-scheduler"], indirect=True)
 FORMS = pytest.mark.parametrize("cached", [True, False], ids=["names", "whole nodes"])
 
 
@@ -29,6 +30,7 @@ def plain(
     )
 
 
+@ONLY_KUBE_SCHEDULER
 @FORMS
 def test_filter_and_then_prioritize_are_asked_of_all_nodes(
     scheduler: SchedulerUnderTest, fake_extender: FakeExtenderServer, *, cached: bool
@@ -66,6 +68,7 @@ def test_one_node_that_is_left_is_not_scored(
     assert fake_extender.asked("prioritize") == []
 
 
+@ONLY_KUBE_SCHEDULER
 def test_of_more_than_100_nodes_a_sample_is_asked_about(
     scheduler: SchedulerUnderTest, fake_extender: FakeExtenderServer
 ) -> None:
@@ -103,6 +106,7 @@ def test_an_extender_receives_the_nodes_that_the_extender_before_it_passed(
         assert [sorted(call.nodes) for call in second.asked("filter")] == [["b", "c"]]
 
 
+@ONLY_KUBE_SCHEDULER
 @FORMS
 def test_scores_decide_the_node(
     scheduler: SchedulerUnderTest, fake_extender: FakeExtenderServer, *, cached: bool
@@ -127,6 +131,7 @@ def test_scores_are_multiplied_by_the_weight_and_not_clamped(
             assert cluster.submit(kubernetes_objects.pod("web"))["web"].node == "b"
 
 
+@ONLY_KUBE_SCHEDULER
 @pytest.mark.parametrize(("cached", "chosen"), [(True, "empty"), (False, "large")], ids=["names", "whole"])
 def test_with_whole_nodes_the_default_scores_take_every_node_for_empty(
     scheduler: SchedulerUnderTest, fake_extender: FakeExtenderServer, *, cached: bool, chosen: str
@@ -210,6 +215,7 @@ def test_a_hang_costs_each_pod_http_timeout_twice(
     assert all(outcome.node for outcome in outcomes.values())
 
 
+@ONLY_KUBE_SCHEDULER
 def test_mutual_tls(scheduler: SchedulerUnderTest, tmp_path: Path) -> None:
     ours = CertificateAuthority(tmp_path)
     tls = ServerTls(ours.issue("server", "127.0.0.1"), clients=ours.ca_file)
@@ -220,6 +226,7 @@ def test_mutual_tls(scheduler: SchedulerUnderTest, tmp_path: Path) -> None:
         assert [call.verb for call in fake_extender.calls] == ["filter", "prioritize"]
 
 
+@ONLY_KUBE_SCHEDULER
 @pytest.mark.parametrize("verified", [True, False], ids=["with a CA file", "without one"])
 def test_a_server_is_verified_only_where_a_ca_file_is_named(
     scheduler: SchedulerUnderTest, tmp_path: Path, *, verified: bool
@@ -233,6 +240,7 @@ def test_a_server_is_verified_only_where_a_ca_file_is_named(
     assert bool(outcome.node) is not verified
 
 
+@ONLY_KUBE_SCHEDULER
 def test_a_rejected_pod_is_tried_again_at_any_cluster_event_and_not_before(
     scheduler: SchedulerUnderTest, fake_extender: FakeExtenderServer
 ) -> None:

@@ -2,7 +2,7 @@
 
     0/N nodes are available: <n reason>, <n reason>. <what preemption says>
 
-Every message is tested with each scheduler of the fixture `scheduler`.
+Every message is tested with each scheduler of the fixture `scheduler`; the simulated one records no events.
 """
 
 import pytest
@@ -97,6 +97,7 @@ def test_a_node_that_the_answer_forgets_is_out_without_a_word(
     assert outcome == SchedulingOutcome(None, "Unschedulable", f"0/3 nodes are available: {NO_HELP}")
 
 
+@pytest.mark.parametrize("scheduler", ["kube-scheduler"], indirect=True)
 def test_an_event_is_cut_at_1024_bytes_and_a_condition_is_not(
     scheduler: SchedulerUnderTest, fake_extender: FakeExtenderServer
 ) -> None:

@@ -243,7 +243,7 @@ def agree(cluster_state: PrefixedCluster, files: list[str], extender: ExtenderPr
             check_placed(node, decisions[name])
             check_same_decision(explained["attempt"], decisions[name])
             if node is None:
-                counted(cluster.event(name), explained["attempt"])
+                counted(cluster.outcome(name).message, explained["attempt"])
     changed(cluster_state, files, explained["attempt"])
 
 

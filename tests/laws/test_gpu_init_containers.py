@@ -24,7 +24,7 @@ from nodewise.agents.gpu.options import PLACEMENTS, GpuOptions
 from nodewise.agents.gpu.pod_gpu_requests import ContainerDemand, InitContainerDemand
 from nodewise.agents.gpu.state import GpuState
 from nodewise.agents.gpu.vendor_resource_names import INTEL
-from nodewise.scheduling_model import parsed_nodes_and_pods
+from nodewise.scheduling_model import simulated_cluster
 from tests.unit.agents.gpu.gpu_cluster_state_builders import (
     PREFIX,
     agent_state,
@@ -219,9 +219,9 @@ def test_every_container_gets_gpus_that_it_may_use_and_ended_pods_free_all(
 def check_kubernetes_total(spec: Spec) -> None:
     """The total of kube-scheduler is that of the containers and sidecars, which the agent charges."""
     sidecars = [container for container in spec["initContainers"] if "restartPolicy" in container]
-    total = parsed_nodes_and_pods.requests_that_must_fit({"spec": spec})
+    total = simulated_cluster.requests_that_must_fit({"spec": spec})
     without_init = {"spec": {**spec, "initContainers": sidecars}}
-    assert total == parsed_nodes_and_pods.requests_that_must_fit(without_init)
+    assert total == simulated_cluster.requests_that_must_fit(without_init)
 
 
 @given(

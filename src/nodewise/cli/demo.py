@@ -329,7 +329,7 @@ def show_requeueing(stage: DemoCluster, served: ExtenderProcess) -> None:
     with Cluster(stage.nodes, [entry(served)]) as cluster:
         pod = create_example_pod("demo-app-5")
         waiting = cluster.submit(pod)
-        print_demo_text(f"  [yellow]Warning  FailedScheduling[/]  {cluster.event(f'{NAMESPACE}/demo-app-5')}")
+        print_demo_text(f"  [yellow]Warning  FailedScheduling[/]  {waiting.message}")
         stage.put_unschedulable_pod(pod, waiting.message)
         recovered = time.monotonic()
         stage.measure({"rack1-a": 1, "rack1-b": 2, "rack2-a": 0})

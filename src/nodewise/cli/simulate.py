@@ -1,7 +1,5 @@
-"""`nodewise simulate`: replays recordings, and places GPU traces and bursty pods."""
+"""`nodewise simulate`: replays recordings, and compares load-aware placements (`nodewise-scorers`)."""
 
-import itertools
-import json
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Final, Literal, NamedTuple, TypeVar, cast
@@ -13,11 +11,11 @@ from msgspec import Meta
 
 import nodewise
 from nodewise.agent import AgentKind, ObjectKey, Watched
-from nodewise.agents.gpu.options import Placement
-from nodewise.base import clock, distributions
-from nodewise.base.errors import BadInput, BadSettings, Problem, shown
+from nodewise.base import clock
+from nodewise.base.errors import BadInput, Problem
 from nodewise.base.option import Argument, Option
-from nodewise.cli import agent_selection, options_from_settings, plots, terminal_output
+from nodewise.cli import agent_selection, options_from_settings, terminal_output
+from nodewise.cli.main import CommandTable
 from nodewise.cli.options_from_settings import CommandLine, settings_command
 from nodewise.cli.setting_declarations import CommandOptions, list_settings
 from nodewise.engine import object_feed, recording_file
@@ -25,8 +23,6 @@ from nodewise.engine.agent_chain import ChainOptions
 from nodewise.engine.recording_file import Header
 from nodewise.kube import object_files
 from nodewise.observe import logs
-from nodewise.scheduling_model import gpu_trace_replay
-from nodewise.scheduling_model.gpu_trace_replay import Trace, TraceResult
 from nodewise.scheduling_model.recording_replay import Difference, NodeResult, Player, ReplayAgents, Tally
 
 _MAX_NAMED_NODES: Final = 3  # maximum number of nodes that are named for the same change
@@ -143,151 +139,22 @@ def _format_node_result(result: NodeResult) -> str:
 FORMATS: Final = {"text": _print_text, "json": _print_json}
 
 
-_PUBLISHED_PCT: Final = (50, 80, 90, 100, 130)
-"""Shares of requested GPUs, in per cent, for which results are published."""
-
-
-class TraceOptions(CommandOptions, frozen=True, kw_only=True):
-    """Options of `nodewise simulate trace`."""
-
-    form: Annotated[Literal["openb"], Argument()]
-
-    output: Annotated[Literal["text", "json"], Option("-o --output")] = "text"
-    """Output format."""
-
-    nodes_file: Annotated[str, Option("--nodes", metavar="FILE")]
-    """CSV: sn,cpu_milli,memory_mib,gpu,model"""
-
-    pods_file: Annotated[str, Option("--pods", metavar="FILE")]
-    """CSV: cpu_milli,memory_mib,num_gpu,gpu_milli[,gpu_spec]"""
-
-    placements: Annotated[tuple[Placement, ...], Option("--placement")] = ("first-fit",)
-    """Value of --gpu-placement; may be repeated."""
-
-    arrivals: Annotated[float, Meta(ge=0.01, le=10)] = 1.3
-    """Stop when this share of all GPUs has been requested."""
-
-    seed: Annotated[int, Meta(ge=0)] = 42
-    """Seed of the first run."""
-
-    seeds: Annotated[int, Meta(ge=1, le=1000)] = 1
-    """Runs of each placement, with consecutive seeds."""
-
-    published: Annotated[str | None, Option(metavar="FILE")] = None
-    """JSON file with published results, for comparison."""
-
-    svg: Annotated[str | None, Option(metavar="FILE")] = None
-    """Plot the allocated share; needs matplotlib."""
-
-
-@settings_command("trace", TraceOptions, short_help="Place a published GPU trace with the gpu agent.")
-def trace_command(command_line: CommandLine) -> None:
-    """Place a published GPU trace with the gpu agent: its filter, scores, choice of GPUs and allocations.
-
-    Pods are drawn from the list with replacement and stay on their nodes, until the requested GPUs reach the given
-    share of all GPUs. The trace openb (1,213 nodes, 6,212 GPUs) is published by Alibaba, comparable results by Weng et
-    al., USENIX ATC 2023.
-
-    \b
-    With -o json, by each whole per cent of all GPUs that was requested:
-      allocated_gpu_pct   allocated GPUs, per cent
-      fragmented_gpu_pct  free GPUs that these pods cannot use, per cent
-      failed_pods         pods that fit nowhere
-      seconds             duration
-    With several placements or seeds: `runs`, and the `mean` of each placement.
-
-    \b
-    Examples:
-      nodewise simulate trace openb --nodes openb_node_list_gpu_node.csv \\
-        --pods openb_pod_list_default.csv --placement pack --seeds 10
-
-    \b
-    Exit codes:
-      0  placed
-      1  a file cannot be read
-      2  the command line or a setting is invalid
-    """
-    own = command_line.settings(TraceOptions)
-    if own.svg is not None:
-        plots.check_matplotlib_installed()
-    known = _read_published_means(own.published, Path(own.pods_file).stem) if own.published else {}
-    runs = _execute_trace_runs(
-        own, Trace(gpu_trace_replay.nodes(own.nodes_file), gpu_trace_replay.pods(own.pods_file))
-    )
-    means: dict[str, Any] = {
-        name: gpu_trace_replay.mean([run for run in runs if run.placement == name]) for name in own.placements
-    }
-    if own.svg is not None:
-        plots.plot_gpu_allocation_curves(
-            {name: run_means["allocated_gpu_pct"] for name, run_means in means.items()}, known, Path(own.svg)
-        )
-    click.echo(
-        msgspec.json.encode(runs[0] if len(runs) == 1 else {"mean": means, "runs": runs}).decode()
-        if own.output == "json"
-        else _format_trace_table(means, known)
-    )
-
-
-def _execute_trace_runs(own: TraceOptions, pods: Trace) -> list[TraceResult]:
-    """Execute all runs; on a terminal, with a progress bar."""
-    seeds = range(own.seed, own.seed + own.seeds)
-    pairs = [(placement, seed) for placement in dict.fromkeys(own.placements) for seed in seeds]
-    total = len(pairs) * round(own.arrivals * 100)
-    steps = itertools.count(1)
-    with terminal_output.progress_bar("placing") as progress:
-
-        def show(_: object) -> None:
-            progress(next(steps), total)
-
-        return [gpu_trace_replay.run(pods, placement, seed, own.arrivals, show) for placement, seed in pairs]
-
-
-def _format_trace_table(
-    means: Mapping[str, Mapping[str, Any]], known: Mapping[str, Mapping[int, float]]
-) -> str:
-    """A table of allocated shares, by placement and requested share."""
-    rows = {name: run_means["allocated_gpu_pct"] for name, run_means in means.items()}
-    rows |= {f"published: {name}": curve for name, curve in known.items()}
-    longest = max(max(run_means["allocated_gpu_pct"]) for run_means in means.values())
-    shares = [
-        pct
-        for pct in sorted({*_PUBLISHED_PCT, longest})
-        if pct == longest or any(pct in curve for curve in rows.values())
-    ]
-    width = max(map(len, rows))
-    lines = [f"{'% allocated at':{width}}" + "".join(f"{pct:>8} %" for pct in shares)]
-    for name, curve in rows.items():
-        cells = "".join(f"{curve[pct]:10.2f}" if pct in curve else " " * 10 for pct in shares)
-        lines.append(f"{name:{width}}{cells}")
-    return "\n".join(lines)
-
-
-def _read_published_means(path: str, pods: str) -> dict[str, dict[int, float]]:
-    """Published means by policy and requested per cent, for this list of pods."""
-    wanted = '{"<pod list>": {"<policy>": {"<per cent>": {"mean": 95.2}}}}'
-    try:
-        document = json.loads(Path(path).read_text(encoding="utf-8"))
-        return {
-            str(policy): {int(pct): float(figures["mean"]) for pct, figures in by_pct.items()}
-            for policy, by_pct in document.get(pods, {}).items()
-        }
-    except OSError as error:
-        raise BadSettings("--published", [Problem(path, error.strerror or str(error), "a file")]) from error
-    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-        raise BadInput("--published", [Problem(path, shown(str(error)), wanted)]) from error
-
-
 T = TypeVar("T", bound=msgspec.Struct)
 
 
-@click.group()
+@click.group(
+    cls=CommandTable,
+    commands_of={
+        "load": ("nodewise-scorers:simulate load", "Compare load-aware placements on recorded usage."),
+        "replay": ("nodewise.cli.simulate:replay", "Answer a recording's requests again."),
+    },
+)
 def command() -> None:
-    """Replay recordings, and compare placements of GPU traces, bursts and recorded load.
+    """Replay recordings, and compare load-aware placements.
 
     \b
     Examples:
       nodewise simulate replay recording.gz
-      nodewise simulate bursts --agents none --agents safe
       nodewise simulate load herd
     """
 
@@ -449,10 +316,3 @@ def _read_replacing_objects(
         wanted = " or ".join(sorted({watch.resource.kind for watch in watched}))
         raise BadInput("--policy", [Problem(" ".join(paths), "no objects that the agents read", wanted)])
     return objects
-
-
-command.add_command(trace_command)
-command.add_command(replay)
-for entry in distributions.own_entry_points(distributions.COMMANDS):
-    if entry.name.startswith("simulate "):
-        command.add_command(entry.load())

@@ -13,7 +13,6 @@ ENTRY: Mapping[str, Any] = {
     "filterVerb": "filter",
     "prioritizeVerb": "prioritize",
     "weight": 1,
-    "nodeCacheCapable": True,
 }
 
 
@@ -54,12 +53,3 @@ def answering(status: int = 200, body: Any = None, text: str = "") -> httpx2.Moc
     """A transport that gives every request the same response."""
     content = text.encode() if body is None else json.dumps(body).encode()
     return httpx2.MockTransport(lambda _: httpx2.Response(status, content=content))
-
-
-def failing(error: Exception) -> httpx2.MockTransport:
-    """A transport on which every request fails with this error."""
-
-    def answer(_: httpx2.Request) -> httpx2.Response:
-        raise error
-
-    return httpx2.MockTransport(answer)

@@ -13,8 +13,7 @@ import pytest
 from click.testing import CliRunner
 
 from nodewise.base.errors import BadInput, BadSettings
-from nodewise.scheduling_model import parsed_nodes_and_pods, scheduler_plugins
-from nodewise.scheduling_model.parsed_nodes_and_pods import NodeInfo
+from nodewise.scheduling_model import simulated_cluster
 from nodewise_scorers.cli import load as command
 from nodewise_scorers.load.published_formulas import FORMULAS
 from nodewise_scorers.load_simulation import simulation, workload
@@ -163,26 +162,24 @@ def test_default_scores_are_those_of_the_simulated_scheduler(traces) -> None:
         }
 
     allocatable = {"cpu": "16", "memory": "64Gi", "pods": "1000"}
-    infos = [
-        NodeInfo(
-            parsed_nodes_and_pods.node(
-                {"metadata": {"name": f"n{number}"}, "status": {"allocatable": allocatable}}
-            )
+    cluster = [
+        simulated_cluster.parse_node(
+            {"metadata": {"name": f"n{number}"}, "status": {"allocatable": allocatable}}
         )
         for number in range(5)
     ]
     for number in range(160):
         at = int(random.integers(5))
-        pod = parsed_nodes_and_pods.pod(pod_object(number))
-        fits = [scheduler_plugins.judge(pod, info) is None for info in infos]
+        pod = simulated_cluster.parse_pod(pod_object(number))
+        fits = [simulated_cluster.check_resources(pod, node) is None for node in cluster]
         free = nodes.capacity_milli - nodes.requested_milli
         assert fits == (free >= pods.request_milli[number]).tolist()
         if all(fits):
-            theirs = np.array(scheduler_plugins.total_scores(pod, infos))
+            theirs = np.array([simulated_cluster.score(pod, node) for node in cluster])
             ours = nodes.default_scores(number, np.arange(5))
             assert np.abs((theirs - theirs[0]) - (ours - ours[0])).max() <= 1  # both resources are truncated
         if fits[at]:
-            infos[at] = infos[at].with_additional_pods(pod)
+            cluster[at].pods[pod.key] = pod
             nodes.requested_milli[at] += pods.request_milli[number]
 
 
@@ -322,7 +319,12 @@ def test_all_days_are_the_default_and_csv_has_the_runs(folder, tmp_path) -> None
         (["herd", "--usable"], BadSettings, "--usable: used with herd"),
         (["herd", "--request-ratio", "0.3"], BadSettings, "--request-ratio: used with herd"),
         (["planetlab", "--traces", "FOLDER", "--day", "../20110303"], BadInput, "no such file"),
-        (["herd", "--placement", "target-load"], BadSettings, "expected target-load-packing, or"),
+        (["herd", "--placement", "target-load"], BadSettings, 'oracle; did you mean "target-load-packing"'),
+        (
+            ["herd", "--placement", "laod"],
+            BadSettings,
+            'one of all, [^;]*, load, oracle; did you mean "load"',
+        ),
     ],
 )
 def test_invalid_arguments_are_named(folder, arguments, error, words) -> None:

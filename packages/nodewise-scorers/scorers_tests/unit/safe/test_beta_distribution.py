@@ -169,7 +169,7 @@ class TestScipy:
 
         risk_scores.import_scipy_special.cache_clear()
         monkeypatch.setattr(builtins, "__import__", without_scipy)
-        with pytest.raises(BadSettings, match=r"pip install nodewise\[risk\]"):
+        with pytest.raises(BadSettings, match=r"pip install 'nodewise\[risk\]'"):
             risk_scores.risk(0.5, 0.1, 0.9)
 
     def test_it_is_imported_when_it_is_needed(self) -> None:

@@ -10,7 +10,7 @@ import click
 import msgspec
 from msgspec import Meta
 
-from nodewise.base.errors import BadSettings, Problem, closest_name, shown
+from nodewise.base.errors import BadSettings, Problem, did_you_mean, shown
 from nodewise.base.option import Argument, Option
 from nodewise.cli import terminal_output
 from nodewise.cli.options_from_settings import CommandLine, settings_command
@@ -165,12 +165,8 @@ def _placement_names(values: Sequence[str]) -> list[str]:
     """The chosen placements, each once. BadSettings names unknown ones."""
     chosen = [name.strip() for value in values for name in value.split(",")]
     if unknown := [name for name in chosen if name != ALL and name not in PLACEMENTS]:
-        nearest = closest_name(unknown[0], [*PLACEMENTS])
-        wanted = (
-            f"{nearest}, or another of {', '.join(PLACEMENTS)}"
-            if nearest
-            else f"{ALL} or {', '.join(PLACEMENTS)}"
-        )
+        valid = [ALL, *PLACEMENTS]
+        wanted = f"one of {', '.join(valid)}{did_you_mean(unknown[0], valid)}"
         raise BadSettings("settings", [Problem("--placement", shown(unknown[0]), wanted)])
     return list(PLACEMENTS) if ALL in chosen else list(dict.fromkeys(chosen))
 

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from nodewise.agent import ClusterState, Inputs, MetricRequest, NodeIndex, ObjectKey, StateBuilder
 from nodewise.agent.state import NODES
 from nodewise.base.quantity import NANO
+from nodewise.metrics.source_table import USAGE_MAX_AGE_S
 from nodewise_scorers.load import bound_pods, node_forecasts
 from nodewise_scorers.load.bound_load import POD_REQUESTS, BoundLoad, CountedPod, EstimateFunction
 from nodewise_scorers.load.bound_pods import BOUND_PODS, OwnedPod
@@ -30,19 +31,19 @@ NodeFields = UsageNode
 CPU, MEMORY = range(2)
 RATE_WINDOW_S: Final = 120.0
 """The window of Prometheus' rate of CPU seconds. metrics-server reports its own windows."""
-MAX_AGE_S: Final = 180.0
-"""Statistics that are older count as missing: scrapes of up to a minute may fail twice."""
 NODE_REQUESTS: Final = (
     MetricRequest(
-        "cpu_usage", max_age_s=MAX_AGE_S, own_query=node_usage_reader.cpu_usage_query(RATE_WINDOW_S)
+        "cpu_usage", max_age_s=USAGE_MAX_AGE_S, own_query=node_usage_reader.cpu_usage_query(RATE_WINDOW_S)
     ),
-    MetricRequest("memory_usage", max_age_s=MAX_AGE_S, own_query=node_usage_reader.memory_usage_query()),
+    MetricRequest(
+        "memory_usage", max_age_s=USAGE_MAX_AGE_S, own_query=node_usage_reader.memory_usage_query()
+    ),
 )
 """Cores and bytes in use on each node."""
 PRESSURE_REQUESTS: Final = tuple(
     MetricRequest(
         f"{resource}_pressure",
-        max_age_s=MAX_AGE_S,
+        max_age_s=USAGE_MAX_AGE_S,
         own_query=f"max by (node, instance) (rate(container_pressure_{resource}_waiting_seconds_total"
         f'{{id="/"}}[{RATE_WINDOW_S:.0f}s]))',
         empty_is_healthy=True,
@@ -256,7 +257,7 @@ class LoadStateBuilder(StateBuilder[LoadState]):
             is_expression = np.isnan(samples.times)
             windows_s[numbers] = np.where(is_expression, RATE_WINDOW_S, samples.windows_s)
             # the pods that outdated statistics include are not in flight again
-            values[~(now - times <= MAX_AGE_S)] = np.nan
+            values[~(now - times <= USAGE_MAX_AGE_S)] = np.nan
             values[0] = times[0] = np.nan
         return NodeSamples(values, times, windows_s)
 

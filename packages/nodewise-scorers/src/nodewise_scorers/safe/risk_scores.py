@@ -164,8 +164,8 @@ def import_scipy_special() -> Any:
     except ImportError as missing:
         raise BadSettings(
             "agents",
-            [Problem("scipy", "is not installed", "it for the risks of the agent safe")],
-            remedy="pip install nodewise[risk]",
+            [Problem("scipy", "is not installed", "the extra `risk`, which risk scores need")],
+            remedy="pip install 'nodewise[risk]'",
         ) from missing
     return functions
 

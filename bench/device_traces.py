@@ -6,13 +6,15 @@ gpu agent scores nodes with a weight. Pods arrive one after another, and those t
 """
 
 import json
-from collections.abc import Mapping
-from typing import Any, Final, Literal, NamedTuple
+from typing import Any, Final, Literal
 
 import msgspec
 import numpy as np
 from numpy.typing import NDArray
+from tests.cluster import device_objects
+from tests.cluster.api_client import Object
 
+from bench.gpu_traces import GPU_MILLI, Trace, TraceNode, TracePod
 from nodewise.agent import ClusterState, Names, NodeIndex, ObjectKey, Snapshot
 from nodewise.agent.state import Change
 from nodewise.agents.gpu import device_layout, device_placement
@@ -39,16 +41,7 @@ from nodewise.devices.resource_claims import (
 )
 from nodewise.devices.resource_slices import EMPTY, ResourceSliceObject, parse_resource_slice
 from nodewise.metrics.metrics_snapshot import MetricsSnapshot
-from nodewise.scheduling_model.gpu_trace_replay import GPU_MILLI, Trace, TraceNode, TracePod
 
-DRIVER: Final = "gpu.example.com"
-VERSION: Final = "resource.k8s.io/v1"
-CLASS: Final[Mapping[str, Any]] = {
-    "apiVersion": VERSION,
-    "kind": "DeviceClass",
-    "metadata": {"name": DRIVER},
-    "spec": {"selectors": [{"cel": {"expression": f"device.driver == '{DRIVER}'"}}]},
-}
 Strategy = Literal["LeastAllocated", "MostAllocated"]
 ENTRY_WEIGHT: Final = 20
 """The weight of the extender's entry."""
@@ -56,55 +49,40 @@ _SCORE_FACTOR: Final = 10  # kube-scheduler multiplies an extender's scores by t
 _NAMESPACE: Final = "trace"
 
 
-def slice_document(node: TraceNode) -> dict[str, Any]:
+def slice_document(node: TraceNode) -> Object:
     """The ResourceSlice of a node."""
-    capacity = {
-        "value": str(GPU_MILLI),
-        "requestPolicy": {"default": str(GPU_MILLI), "validRange": {"min": "1"}},
-    }
+    policy = {"default": str(GPU_MILLI), "validRange": {"min": "1"}}
+    capacity = {"milli": {"value": str(GPU_MILLI), "requestPolicy": policy}}
     devices = [
-        {
-            "name": f"gpu-{number}",
-            "attributes": {"model": {"string": node.model}},
-            "capacity": {"milli": capacity},
-            "allowMultipleAllocations": True,
-        }
+        device_objects.device(
+            f"gpu-{number}",
+            attributes={"model": node.model},
+            capacity=capacity,
+            allowMultipleAllocations=True,
+        )
         for number in range(node.gpus)
     ]
-    pool = {"name": node.name, "generation": 1, "resourceSliceCount": 1}
-    spec = {"driver": DRIVER, "pool": pool, "nodeName": node.name, "devices": devices}
-    meta = {"name": f"{node.name}-gpu"}
-    return {"apiVersion": VERSION, "kind": "ResourceSlice", "metadata": meta, "spec": spec}
+    return device_objects.resource_slice(node.name, devices)
 
 
-def claim_document(name: str, pod: TracePod) -> dict[str, Any]:
+def claim_document(name: str, pod: TracePod) -> Object:
     """The ResourceClaim of a pod with GPUs."""
-    request: dict[str, Any] = {
-        "deviceClassName": DRIVER,
-        "allocationMode": "ExactCount",
-        "count": pod.gpus,
-        "capacity": {"requests": {"milli": str(pod.gpu_milli)}},
-    }
-    if pod.models:
-        expression = f'device.attributes["{DRIVER}"].model in {json.dumps([*pod.models])}'
-        request["selectors"] = [{"cel": {"expression": expression}}]
-    spec = {"devices": {"requests": [{"name": "gpu", "exactly": request}]}}
-    return {"apiVersion": VERSION, "kind": "ResourceClaim", "metadata": {"name": name}, "spec": spec}
+    models = f'device.attributes["{device_objects.DRIVER}"].model in {json.dumps([*pod.models])}'
+    capacity = {"requests": {"milli": str(pod.gpu_milli)}}
+    request = device_objects.request(
+        "gpu", *([models] if pod.models else []), count=pod.gpus, capacity=capacity
+    )
+    return device_objects.claim(name, request)
 
 
-class DeviceTraceResult(NamedTuple):
-    allocated_pct: float
-    """Allocated share of all GPUs."""
-    failed_pods: int
-
-
-def run(
-    trace: Trace, pods: list[TracePod], strategy: Strategy, placement: Placement | None
-) -> DeviceTraceResult:
-    """Place pods one after another; without a placement by kube-scheduler alone."""
+def run(trace: Trace, pods: list[TracePod], strategy: Strategy, placement: Placement | None) -> float:
+    """Place pods one after another; without a placement by kube-scheduler alone. Returns the allocated share of all
+    GPUs in per cent.
+    """
     cluster = _DeviceCluster(trace, strategy, placement)
-    failed = sum(not cluster.place(pod, f"pod-{number}") for number, pod in enumerate(pods))
-    return DeviceTraceResult(100 * cluster.allocated_milli / trace.gpus_milli, failed)
+    for number, pod in enumerate(pods):
+        cluster.place(pod, f"pod-{number}")
+    return 100 * cluster.allocated_milli / trace.gpus_milli
 
 
 class _DeviceCluster:
@@ -126,14 +104,14 @@ class _DeviceCluster:
         }
         self._has = np.array([(node.cpu_milli, node.memory_mib) for node in trace.nodes], np.int64)
         self._free = self._has.copy()
-        device_class = parse_device_class(msgspec.convert(CLASS, DeviceClassObject))
+        device_class = parse_device_class(msgspec.convert(device_objects.device_class(), DeviceClassObject))
         slices = [
             parse_resource_slice(msgspec.convert(slice_document(node), ResourceSliceObject))
             for node in trace.nodes
             if node.gpus
         ]
         self._objects: dict[str, dict[ObjectKey, Any]] = {
-            DEVICE_CLASSES: {("", DRIVER): device_class},
+            DEVICE_CLASSES: {("", device_objects.DRIVER): device_class},
             RESOURCE_SLICES: {("", each.metadata.name): each for each in slices},
             RESOURCE_CLAIMS: {},
             PODS: {},
@@ -148,8 +126,8 @@ class _DeviceCluster:
         state: GpuState = cooperative_scheduling.run_without_pauses(self._builder.build(cluster_state))
         return state
 
-    def place(self, pod: TracePod, name: str) -> bool:
-        """Place a pod for the rest of the run. Returns whether it fits."""
+    def place(self, pod: TracePod, name: str) -> None:
+        """Place a pod for the rest of the run if it fits."""
         wanted, claim = np.array([pod.cpu_milli, pod.memory_mib]), None
         candidates = np.flatnonzero((self._free >= wanted).all(axis=1))
         requests = {"cpu": f"{pod.cpu_milli}m", "memory": f"{pod.memory_mib}Mi"}
@@ -167,7 +145,7 @@ class _DeviceCluster:
             scored = self._predictions.score(layout, self._state.device_classes, demand, columns)
             candidates = candidates[scored.fits]
         if not len(candidates):
-            return False
+            return
         scores = self._scores(wanted, candidates)
         if self._agent is not None:
             snapshot = Snapshot(self._index, {GpuAgent.name: self._state}, 0.0)
@@ -178,7 +156,6 @@ class _DeviceCluster:
         self._free[node] -= wanted
         self.allocated_milli += pod.total_gpu_demand_milli
         self._bind(document, claim, str(self._index.names[node]))
-        return True
 
     def _scores(self, wanted: NDArray[np.int64], candidates: NDArray[np.intp]) -> NDArray[np.int64]:
         """NodeResourcesFit by the strategy, and NodeResourcesBalancedAllocation."""

@@ -1,24 +1,32 @@
 """Replay of a published GPU trace with the gpu agent: its filter, scores, choice of GPUs and allocations.
 
-The trace consists of CSV files of nodes and pods. As in Weng et al. (USENIX ATC 2023): pods are drawn from the trace
-with replacement, arrive one after another and stay, until the requested GPUs reach a given share of all GPUs. A pod
-that fits nowhere fails and is not retried.
+    python -m bench.gpu_traces --nodes openb_node_list_gpu_node.csv --pods openb_pod_list_default.csv \\
+        --placement fragmentation --placement pack --seeds 10 --svg docs/pictures/placements.svg
+
+Alibaba published the trace openb (1,213 nodes, 6,212 GPUs), and Weng et al. (USENIX ATC 2023) comparable results. As in
+their paper, pods are drawn from the trace with replacement, arrive one after another and stay, until the requested GPUs
+reach a given share of all GPUs. A pod that fits nowhere fails and is not retried.
 
 The replay does kube-scheduler's part: it excludes nodes with too little free CPU or memory and selects the node with
 the highest score, a random one among equals. It omits kube-scheduler's own scores, as if the extender had a very large
 weight, and sampling.
 """
 
+import argparse
 import csv
+import json
 import statistics
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Final, NamedTuple, TypeVar
+from typing import Any, Final, NamedTuple
 
+import matplotlib as mpl
 import msgspec
 import numpy as np
+from matplotlib.figure import Figure
 
+from bench.progress_lines import report_progress_line
 from nodewise.agent import ClusterState, Names, NodeIndex, Snapshot
 from nodewise.agent.bind_plugin_interface import (
     RESERVATIONS_ANNOTATION,
@@ -32,20 +40,20 @@ from nodewise.agents.gpu.fragmentation import WorkloadTables
 from nodewise.agents.gpu.gpu_arrays import CandidateGpus
 from nodewise.agents.gpu.gpu_pod_fields import MODELS, AllocatedPod
 from nodewise.agents.gpu.node_gpus import GPUS, GpuNode
-from nodewise.agents.gpu.options import GpuOptions, Placement
+from nodewise.agents.gpu.options import PLACEMENTS, GpuOptions, Placement
 from nodewise.agents.gpu.state import GpuState, GpuStateBuilder
 from nodewise.agents.gpu.vendor_resource_names import GENERIC
 from nodewise.base import clock, cooperative_scheduling
-from nodewise.base.errors import BadInput, Problem, shown
+from nodewise.cli.policy_backtest.html_page import STYLE
 from nodewise.metrics.metrics_snapshot import MetricsSnapshot
-
-T = TypeVar("T")
 
 GPU_MILLI: Final = 1000
 """Thousandths of a whole GPU."""
-_MAX_VALUE: Final = 2**53
-_MAX_GPUS: Final = 64
-_MAX_PROBLEMS: Final = 20
+COUNT: Final = "nvidia.com/gpu"
+MILLI: Final = "nvidia.com/gpu-milli"
+_FROM_PCT: Final = 80  # below this share every placement allocates all requested GPUs
+Curve = Mapping[int, float]
+"""Allocated per cent of all GPUs, by requested per cent."""
 
 
 class TraceNode(NamedTuple):
@@ -75,101 +83,43 @@ class TracePod(NamedTuple):
         return self.gpus * self.gpu_milli
 
 
-class _CsvRow:
-    """A row that collects the problems of its cells."""
-
-    def __init__(self, where: str, cells: Mapping[str, str], problems: list[Problem]) -> None:
-        self._where = where
-        self._cells = cells
-        self._problems = problems
-
-    def number(self, column: str, most: int = _MAX_VALUE) -> int:
-        text = self._cells[column].strip()
-        if text.isascii() and text.isdecimal() and len(text) <= len(str(_MAX_VALUE)) and int(text) <= most:
-            return int(text)
-        self.report_problem(column, f"a whole number from 0 to {most}")
-        return 0
-
-    def text(self, column: str) -> str:
-        return self._cells.get(column, "").strip()
-
-    def report_problem(self, column: str, wanted: str) -> None:
-        self._problems.append(Problem(f"{self._where}: {column}", shown(self._cells[column]), wanted))
-
-
 def nodes(path: str) -> list[TraceNode]:
-    """Read a node list. BadInput names each invalid line and column."""
-
-    def parse(row: _CsvRow) -> TraceNode:
-        name = row.text("sn")
-        if not name:
-            row.report_problem("sn", "a name")
-        gpus = row.number("gpu", _MAX_GPUS)
-        return TraceNode(name, row.number("cpu_milli"), row.number("memory_mib"), gpus, row.text("model"))
-
-    nodes = _read_trace_file(path, ("sn", "cpu_milli", "memory_mib", "gpu", "model"), parse)
-    names = [node.name for node in nodes]
-    if len(set(names)) < len(names):
-        duplicate = next(name for name in names if names.count(name) > 1)
-        raise _invalid_trace_error(Problem(f"{path}: sn", shown(duplicate), "each name once"))
-    if not any(node.gpus for node in nodes):
-        raise _invalid_trace_error(Problem(f"{path}: gpu", "no GPUs", "nodes with GPUs"))
-    return nodes
+    """Read a node list: CSV with sn, cpu_milli, memory_mib, gpu and model."""
+    with Path(path).open(encoding="utf-8", newline="") as file:
+        return [
+            TraceNode(
+                row["sn"],
+                int(row["cpu_milli"]),
+                int(row["memory_mib"]),
+                int(row["gpu"]),
+                row["model"].strip(),
+            )
+            for row in csv.DictReader(file)
+        ]
 
 
 def pods(path: str) -> list[TracePod]:
-    """Read a pod list. Without the column gpu_spec, as in some published lists, pods accept any GPU model. BadInput
-    names each invalid line and column.
-    """
-
-    def parse(row: _CsvRow) -> TracePod:
-        gpus, milli = row.number("num_gpu", _MAX_GPUS), row.number("gpu_milli", GPU_MILLI)
-        if gpus and not milli:
-            row.report_problem("gpu_milli", f"1 to {GPU_MILLI} of each GPU")
-        cpu_milli, memory_mib = row.number("cpu_milli"), row.number("memory_mib")
-        models = tuple(filter(None, row.text("gpu_spec").split("|")))
-        return TracePod(cpu_milli, memory_mib, gpus, milli if gpus else 0, models if gpus else ())
-
-    pods = _read_trace_file(path, ("cpu_milli", "memory_mib", "num_gpu", "gpu_milli"), parse)
-    if not any(pod.total_gpu_demand_milli for pod in pods):
-        raise _invalid_trace_error(Problem(f"{path}: num_gpu", "no GPUs", "pods that request GPUs"))
+    """Read a pod list: CSV with cpu_milli, memory_mib, num_gpu, gpu_milli and, in some lists, gpu_spec."""
+    pods = []
+    with Path(path).open(encoding="utf-8", newline="") as file:
+        for row in csv.DictReader(file):
+            gpus = int(row["num_gpu"])
+            models = tuple(filter(None, (row.get("gpu_spec") or "").strip().split("|")))
+            pods.append(
+                TracePod(
+                    int(row["cpu_milli"]),
+                    int(row["memory_mib"]),
+                    gpus,
+                    int(row["gpu_milli"]) if gpus else 0,
+                    models if gpus else (),
+                )
+            )
     return pods
 
 
-def _read_trace_file(path: str, columns: tuple[str, ...], parse: Callable[[_CsvRow], T]) -> list[T]:
-    problems: list[Problem] = []
-    rows: list[T] = []
-    try:
-        with Path(path).open(encoding="utf-8", newline="") as file:
-            lines = csv.DictReader(file, strict=True, restval="")
-            if any(name not in (lines.fieldnames or ()) for name in columns):
-                expected = f"columns {', '.join(columns)}"
-                raise _invalid_trace_error(Problem(f"{path}: line 1", shown(lines.fieldnames), expected))
-            for cells in lines:
-                rows.append(parse(_CsvRow(f"{path}: line {lines.line_num}", cells, problems)))
-                if len(problems) >= _MAX_PROBLEMS:
-                    break
-    except (OSError, UnicodeDecodeError, csv.Error) as error:
-        raise _invalid_trace_error(Problem(path, str(error), "a readable CSV file")) from error
-    if problems:
-        raise _invalid_trace_error(*problems)
-    return rows
-
-
-def _invalid_trace_error(*problems: Problem) -> BadInput:
-    return BadInput("trace", problems)
-
-
-COUNT: Final = "nvidia.com/gpu"
-MILLI: Final = "nvidia.com/gpu-milli"
-_NAMESPACE: Final = "trace"
-
-
-class TraceResult(msgspec.Struct, frozen=True):
+class TraceResult(NamedTuple):
     """Result of one run: per cent of all GPUs, by each whole per cent of them that was requested so far."""
 
-    placement: str
-    seed: int
     allocated_gpu_pct: dict[int, float]
     fragmented_gpu_pct: dict[int, float]
     """Free GPUs that no pod of the trace can use."""
@@ -189,14 +139,8 @@ class Trace(NamedTuple):
         return GPU_MILLI * sum(node.gpus for node in self.nodes)
 
 
-def run(
-    trace: Trace,
-    placement: Placement,
-    seed: int,
-    arrivals: float,
-    report_progress: Callable[[int], None] = lambda _: None,
-) -> TraceResult:
-    """Replay until `arrivals` of all GPUs were requested (1.3 is 130 %); `report_progress` gets each per cent."""
+def run(trace: Trace, placement: Placement, seed: int, arrivals: float) -> TraceResult:
+    """Replay until `arrivals` of all GPUs were requested (1.3 is 130 %)."""
     began = clock.SystemClock().monotonic()
     random = np.random.default_rng(seed)
     cluster = _TraceCluster(trace, placement, random)
@@ -209,11 +153,10 @@ def run(
         arrived += pod.total_gpu_demand_milli
         failed += not cluster.place(pod, f"pod-{count}")
         while len(allocated) <= end and arrived * 100 >= len(allocated) * gpus_milli:
-            report_progress(len(allocated))
             fragmented[len(allocated)] = cluster.fragmented_pct()
             allocated[len(allocated)] = cluster.allocated_pct()
     took_s = round(clock.SystemClock().monotonic() - began, 3)
-    return TraceResult(placement, seed, allocated, fragmented, count, failed, took_s)
+    return TraceResult(allocated, fragmented, count, failed, took_s)
 
 
 def mean(outcomes: Sequence[TraceResult]) -> dict[str, Any]:
@@ -349,7 +292,78 @@ def _build_pod_object(pod: TracePod) -> AllocatedPod:
         requests |= {COUNT: str(pod.gpus), MILLI: str(pod.total_gpu_demand_milli)}
     annotations = {MODELS: ",".join(pod.models)} if pod.models else {}
     manifest = {
-        "metadata": {"name": "", "namespace": _NAMESPACE, "annotations": annotations},
+        "metadata": {"name": "", "namespace": "trace", "annotations": annotations},
         "spec": {"containers": [{"name": "main", "resources": {"requests": requests}}]},
     }
     return msgspec.json.decode(msgspec.json.encode(manifest), type=AllocatedPod)
+
+
+def plot(ours: Mapping[str, Curve], published: Mapping[str, Curve], path: Path) -> None:
+    """Draw our curves, and published ones as dotted lines."""
+    with mpl.rc_context(STYLE):
+        figure = Figure(figsize=(8, 5), layout="constrained")
+        axes = figure.subplots()
+        axes.set(
+            title="Allocated GPUs",
+            xlabel="requested so far, % of all GPUs",
+            ylabel="allocated, % of all GPUs",
+        )
+        for number, (name, curve) in enumerate(ours.items()):
+            axes.plot(
+                *zip(*sorted(curve.items()), strict=True), color=f"C{number % 10}", linewidth=2, label=name
+            )
+        for number, (name, curve) in enumerate(published.items()):
+            pcts, shares = zip(*sorted(curve.items()), strict=True)
+            style: dict[str, Any] = {"linewidth": 1, "marker": "o", "markersize": 3}
+            axes.plot(pcts, shares, ":", color=f"C{number % 10}", label=f"published: {name}", **style)
+        curves = [*ours.values(), *published.values()]
+        visible = [share for curve in curves for pct, share in curve.items() if pct >= _FROM_PCT]
+        if visible:  # the range where the curves differ
+            axes.set_xlim(_FROM_PCT, max(pct for curve in curves for pct in curve))
+            axes.set_ylim(min(visible) - 1, 100)
+        axes.legend(frameon=False, loc="lower right")
+        figure.savefig(path, format="svg", metadata={"Date": None, "Creator": None})
+
+
+def read_published(path: str, pods: str) -> dict[str, dict[int, float]]:
+    """Published means by policy and requested per cent, for this list of pods."""
+    document = json.loads(Path(path).read_text(encoding="utf-8"))
+    return {
+        policy: {int(pct): figures["mean"] for pct, figures in by_pct.items()}
+        for policy, by_pct in document.get(pods, {}).items()
+    }
+
+
+def main() -> None:
+    """Print the means of each placement as JSON."""
+    parser = argparse.ArgumentParser(
+        prog="python -m bench.gpu_traces", description=__doc__, formatter_class=argparse.RawTextHelpFormatter
+    )
+    parser.add_argument("--nodes", required=True)
+    parser.add_argument("--pods", required=True)
+    parser.add_argument("--placement", action="append", choices=PLACEMENTS)
+    parser.add_argument("--arrivals", type=float, default=1.3, help="end at this share of all GPUs")
+    parser.add_argument("--seed", type=int, default=42)
+    parser.add_argument("--seeds", type=int, default=1, help="runs, with consecutive seeds")
+    parser.add_argument("--published", help='{"<pod list>": {"<policy>": {"<per cent>": {"mean": 95.2}}}}')
+    parser.add_argument("--svg", help="plot the allocated share")
+    options = parser.parse_args()
+    trace = Trace(nodes(options.nodes), pods(options.pods))
+    if not trace.gpus_milli or not any(pod.total_gpu_demand_milli for pod in trace.pods):
+        parser.error("--nodes, --pods: found no GPUs, expected nodes with GPUs and pods that request some")
+    means: dict[str, dict[str, Any]] = {}
+    for placement in options.placement or ["first-fit"]:
+        runs = []
+        for seed in range(options.seed, options.seed + options.seeds):
+            runs.append(run(trace, placement, seed, options.arrivals))
+            report_progress_line(f"{placement}, seed {seed}: {runs[-1].seconds} s")
+        means[placement] = mean(runs)
+    print(json.dumps(means, indent=2))
+    if options.svg:
+        known = read_published(options.published, Path(options.pods).stem) if options.published else {}
+        curves = {name: figures["allocated_gpu_pct"] for name, figures in means.items()}
+        plot(curves, known, Path(options.svg))
+
+
+if __name__ == "__main__":
+    main()
