@@ -1,7 +1,6 @@
-"""The controller in native mode behind a network with faults: silent connections, latency, missing API groups."""
+"""The controller and the extender behind a network with faults: silent connections, latency, missing API groups."""
 
 import json
-import time
 from pathlib import Path
 from typing import Any
 
@@ -25,9 +24,8 @@ from tests.cluster.placement_policy_specs import policy
 LEASE = "/apis/coordination.k8s.io/v1/namespaces/nodewise/leases/nodewise-controller"
 SPEC = {"podSelector": {"matchLabels": {"app": "web"}}, "avoid": [{"metric": "heat", "above": 80}]}
 OPTIONS = ("--native-mode", "--namespace=nodewise", "--sync-period=1s")
-LABELLED_S = 45.0
-"""Longest time until a change has an effect, after connections have gone silent."""
-LEADING_S = 60.0
+PATIENCE_S = 180.0
+"""Longest wait on a loaded machine. Without a limit of its own, a program waits 15 minutes for a silent connection."""
 
 
 def events(process: Process, name: str) -> list[dict[str, Any]]:
@@ -58,6 +56,17 @@ def holder(sandbox: Sandbox) -> str:
     return str(lease.get("spec", {}).get("holderIdentity") or "")
 
 
+def wait_renewal(sandbox: Sandbox, leader: str, what: str) -> None:
+    """Waits until the Lease is renewed, and fails if it has another holder."""
+    before = sandbox.api.get(LEASE)["spec"]["renewTime"]
+
+    def is_renewed() -> bool | None:
+        assert holder(sandbox) == leader
+        return sandbox.api.get(LEASE)["spec"]["renewTime"] != before or None
+
+    wait(what, is_renewed, PATIENCE_S)
+
+
 def through(account: User, kubeconfig: Path) -> Any:
     """The account with another kubeconfig."""
     changed = object.__new__(User)
@@ -65,51 +74,57 @@ def through(account: User, kubeconfig: Path) -> Any:
     return changed
 
 
-def test_changes_take_effect_within_45_s_after_connections_have_gone_silent(
+def test_changes_take_effect_after_connections_have_gone_silent(
     plane: ControlPlane, sandbox: Sandbox, metrics: FakeCustomMetricsApi, native_account: User, tmp_path: Path
 ) -> None:
     sandbox.nodes(*map(kubernetes_objects.node, "ab"))
     metrics.set("heat", {"a": 90, "b": 85, "c": 90})
     made = sandbox.put(policy(SPEC, name="cool"))
     uid = made["metadata"]["uid"]
+    user = extender_process.user(plane)
+    (folder := tmp_path / "extender").mkdir()
     with faulty_network.between(plane.url) as network:
         account = through(native_account, network.kubeconfig(native_account.kubeconfig, tmp_path))
-        with extender_process.controller(account, tmp_path, *OPTIONS) as process:
+        user = through(user, network.kubeconfig(user.kubeconfig, folder))
+        with (
+            extender_process.controller(account, tmp_path, *OPTIONS) as process,
+            extender_process.extender(plane, folder, by=user) as extender,
+        ):
+
+            def rejected_nodes() -> set[str]:
+                labels = {"app": "web"}
+                return {node for node in "abc" if extender.rejects(sandbox.namespace, node, labels=labels)}
+
             wait_labels(sandbox, uid, {"a", "b"})
+            wait("the extender rejects a and b", lambda: rejected_nodes() == {"a", "b"} or None, PATIENCE_S)
             leader = holder(sandbox)
-            assert network.silence() > 3
-            silent_s = time.monotonic()
+            assert network.silence() > 6
             sandbox.nodes(kubernetes_objects.node("c"))
             warmer = {"spec": SPEC | {"avoid": [{"metric": "heat", "above": 87}]}}
             sandbox.api.patch(path_of(made), warmer)
-            wait_labels(sandbox, uid, {"a", "c"}, 2 * LABELLED_S + 30)
-            took_s = time.monotonic() - silent_s
-            print({"labelled after": round(took_s, 1)})
-            assert took_s < LABELLED_S
+            wait_labels(sandbox, uid, {"a", "c"}, PATIENCE_S)
+            wait("the extender rejects a and c", lambda: rejected_nodes() == {"a", "c"} or None, PATIENCE_S)
             assert holder(sandbox) == leader
-            assert "Node" in {event["kind"] for event in events(process, "kube_lost")}
+            for program in (process, extender.process):
+                assert "Node" in {event["kind"] for event in events(program, "kube_lost")}
 
 
-@pytest.mark.parametrize("led_s", [30.0, pytest.param(600.0, marks=pytest.mark.long)])
-def test_with_2_s_per_call_one_replica_leads_within_60_s_and_keeps_the_lead(
-    plane: ControlPlane, sandbox: Sandbox, native_account: User, tmp_path: Path, led_s: float
+@pytest.mark.parametrize("renewals", [3, pytest.param(60, marks=pytest.mark.long)])
+def test_with_2_s_per_call_one_replica_leads_and_keeps_the_lead(
+    plane: ControlPlane, sandbox: Sandbox, native_account: User, tmp_path: Path, renewals: int
 ) -> None:
     with faulty_network.between(plane.url) as network:
         network.delay_s = 1.0
         account = through(native_account, network.kubeconfig(native_account.kubeconfig, tmp_path))
-        began_s = time.monotonic()
         with (
             extender_process.controller(account, tmp_path, *OPTIONS) as first,
             extender_process.controller(account, tmp_path, *OPTIONS) as second,
         ):
             processes = (first, second)
-            wait("one leads", lambda: [p for p in processes if events(p, "leading")] or None, LEADING_S)
-            print({"led after": round(time.monotonic() - began_s, 1)})
+            wait("one leads", lambda: [p for p in processes if events(p, "leading")] or None, PATIENCE_S)
             leader = holder(sandbox)
-            end_s = time.monotonic() + led_s
-            while time.monotonic() < end_s:
-                time.sleep(0.5)
-                assert holder(sandbox) == leader
+            for number in range(renewals):
+                wait_renewal(sandbox, leader, f"renewal {number}")
             assert sandbox.api.get(LEASE)["spec"]["leaseDurationSeconds"] == 30
             assert sum(len(events(process, "leading")) for process in processes) == 1
             assert not [event for process in processes for event in events(process, "not_leading")]
@@ -128,15 +143,14 @@ def test_labels_stay_while_the_kinds_of_policies_are_missing_for_a_moment(
             front.hidden_group = "nodewise.io"
             wait("requests get 404", lambda: front.refused >= 3 or None)
             metrics.set("heat", {"a": 90, "b": 95})
-            end_s = time.monotonic() + 8.0
-            while time.monotonic() < end_s:
-                assert "a" in nodes_with_label(sandbox, uid)
-                time.sleep(0.1)
-            wait_labels(sandbox, uid, {"a", "b"})
+
+            def are_labelled() -> bool | None:
+                nodes = nodes_with_label(sandbox, uid)
+                assert "a" in nodes
+                return (nodes == {"a", "b"} and front.refused >= 6) or None
+
+            wait("b violates, and lists were refused again", are_labelled)
             assert not [e for e in events(process, "kube_kind_not_served") if e["kind"] == "PlacementPolicy"]
             front.hidden_group = ""
-            back_s = time.monotonic()
             late = sandbox.put(policy(SPEC, name="late"))["metadata"]["uid"]
             wait_labels(sandbox, late, {"a", "b"})
-            print({"listed again after": round(time.monotonic() - back_s, 1)})
-            assert time.monotonic() - back_s < 20.0

@@ -128,12 +128,7 @@ def _wire_with_snapshots(config: ServerConfig, tools: ClockAndMetrics) -> WiredS
     api = (
         None
         if own.objects_from
-        else connect(
-            config.settings[KubeOptions],
-            tools.registry,
-            small_receive_buffer=True,
-            many_calls=any(kind.binds for kind in config.agents),
-        )
+        else connect(config.settings[KubeOptions], tools.registry, small_receive_buffer=True, many_calls=True)
     )
     config = server_components.set_namespace_of_agents(config, api.namespace if api else "")
     paths, needs = InputPaths(own.metrics, own.objects_from), _data_requirements(config)

@@ -80,7 +80,7 @@ def connect(
 ) -> HttpApi:
     """The API server of the settings. `BadSettings` names the settings that cannot be used.
 
-    `small_receive_buffer` is for programs that request many metrics all the time, `many_calls` for those that make
+    `small_receive_buffer` is for programs that request many metrics all the time, `many_calls` for those that also make
     several calls for each pod. `impersonation` replaces that of the kubeconfig.
     """
     clock = SystemClock()
@@ -115,6 +115,8 @@ def connect(
         namespace=options.namespace or kubeconfig_context.context.get("namespace") or "default",
         # the server name that the certificate must have, if it differs from the host
         extensions={"sni_hostname": name} if (name := cluster.get("tls-server-name")) else {},
+        # credentials in the URL become a header by httpx2 alone
+        send_short=transport.send_short if transport.is_aiohttp and not http.base_url.userinfo else None,
         hint=lambda: credentials.client_certificate_expiry_hint(kubeconfig_context, clock.now()),
     )
     write_rate = WriteRate(options.kube_qps, options.kube_burst)

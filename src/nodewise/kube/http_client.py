@@ -3,12 +3,13 @@
 import asyncio
 import copy
 import io
+import re
 import secrets
 import ssl
 from base64 import b64encode
 from collections import deque
-from collections.abc import AsyncGenerator, Callable, Iterator, Mapping
-from contextlib import asynccontextmanager, contextmanager
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, Mapping
+from contextlib import aclosing, asynccontextmanager, contextmanager
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import httpx2
@@ -28,6 +29,7 @@ from nodewise.kube.api_server_interface import (
     Patch,
     TokenBucket,
 )
+from nodewise.kube.http_transport import ShortRequest, ShortResponse
 from nodewise.kube.write_rate import WriteRate
 from nodewise.observe.metrics_registry import MetricsRegistry
 
@@ -69,6 +71,13 @@ _SERVER_ERROR: Final = 500
 """Statuses from this one on mean that the server or its storage cannot respond."""
 
 
+_SAFE_PATH: Final = re.compile(r"(?:/(?!\.)(?:[\w.:~-]|%[0-9A-Fa-f]{2})+)+", re.ASCII)
+"""Paths that are sent as they are: they need no escaping, and have no empty segments or dots to resolve."""
+
+AnyRequest = httpx2.Request | ShortRequest
+AnyResponse = httpx2.Response | ShortResponse
+
+
 class ConnectionInfo(NamedTuple):
     """Server, default namespace and request settings of a connection."""
 
@@ -80,6 +89,8 @@ class ConnectionInfo(NamedTuple):
     """Returns a known problem of the credentials; called when the server rejects them."""
     metadata_only: bool = False
     """Whether lists, watches and responses to patches contain only the metadata of objects."""
+    send_short: Callable[[ShortRequest], Awaitable[ShortResponse]] | None = None
+    """Sends writes with less processor time than httpx2; None if the transport is that of httpx2."""
 
 
 _DISCONNECTED: Final = "Server disconnected"
@@ -169,19 +180,19 @@ class HttpApi:
     async def create(
         self, path: str, body: object, params: Params = NONE, *, timeout_s: float = DEADLINE_S
     ) -> bytes:
-        request = self._request("POST", path, params, body)
+        request = self._write_request("POST", path, params, body)
         return await self._send_rate_limited_write("create", request, timeout_s)
 
     async def replace(
         self, path: str, body: object, params: Params = NONE, *, timeout_s: float = DEADLINE_S
     ) -> bytes:
-        request = self._request("PUT", path, params, body)
+        request = self._write_request("PUT", path, params, body)
         return await self._send_rate_limited_write("replace", request, timeout_s)
 
     async def patch(
         self, path: str, body: object, kind: Patch, params: Params = NONE, *, timeout_s: float = DEADLINE_S
     ) -> bytes:
-        request = self._request("PATCH", path, params, body, _TYPES[kind])
+        request = self._write_request("PATCH", path, params, body, _TYPES[kind])
         if self._connection_info.metadata_only:
             request.headers["Accept"] = _METADATA.format("")
         return await self._send_rate_limited_write("patch", request, timeout_s)
@@ -189,7 +200,7 @@ class HttpApi:
     async def delete(
         self, path: str, body: object = b"", params: Params = NONE, *, timeout_s: float = DEADLINE_S
     ) -> bytes:
-        request = self._request("DELETE", path, params, body)
+        request = self._write_request("DELETE", path, params, body)
         return await self._send_rate_limited_write("delete", request, timeout_s)
 
     async def watch(
@@ -289,10 +300,7 @@ class HttpApi:
             problem = Problem("", "the connection was closed by us", "")
             raise Unavailable(f"{method} {self.server}{path}", [problem])
         content = body if isinstance(body, bytes) else msgspec.json.encode(body)
-        headers = self._headers_by_type.get(content_type) if content else self._headers
-        if headers is None:
-            headers = httpx2.Headers([*self._headers.multi_items(), ("Content-Type", content_type)])
-            self._headers_by_type[content_type] = headers
+        headers = self._headers_with(content_type) if content else self._headers
         try:
             # `build_request` of the client would parse the URL three times, and `params` twice
             query = f"?{httpx2.QueryParams(dict(params))}" if params else ""
@@ -307,7 +315,25 @@ class HttpApi:
             problem = Problem("path", str(error), "one that a URL can hold")
             raise BadInput(f"{method} {self.server}{path[:200]}", [problem]) from error
 
-    async def _send_rate_limited_write(self, verb: str, request: httpx2.Request, timeout_s: float) -> bytes:
+    def _headers_with(self, content_type: str) -> httpx2.Headers:
+        headers = self._headers_by_type.get(content_type)
+        if headers is None:
+            headers = httpx2.Headers([*self._headers.multi_items(), ("Content-Type", content_type)])
+            self._headers_by_type[content_type] = headers
+        return headers
+
+    def _write_request(
+        self, method: str, path: str, params: Params, body: object, content_type: str = _JSON
+    ) -> AnyRequest:
+        is_short = self._connection_info.send_short and not params and _SAFE_PATH.fullmatch(path)
+        if not is_short or self._http.is_closed:
+            return self._request(method, path, params, body, content_type)
+        content = body if isinstance(body, bytes) else msgspec.json.encode(body)
+        headers = httpx2.Headers(self._headers_with(content_type) if content else self._headers)
+        extensions = dict(self._connection_info.extensions)
+        return ShortRequest(method, self._base_url + path, headers, content, extensions)
+
+    async def _send_rate_limited_write(self, verb: str, request: AnyRequest, timeout_s: float) -> bytes:
         """Send a write when the client-side rate limit allows it. `Unavailable` if that exceeds the timeout."""
         write_rate = self._bucket
         if not isinstance(write_rate, WriteRate):
@@ -334,7 +360,7 @@ class HttpApi:
                 self._metrics_registry.set("kube_write_rate", write_rate.qps)
 
     async def _wait_for_rate_limit(
-        self, verb: str, request: httpx2.Request, timeout_s: float, left_s: float
+        self, verb: str, request: AnyRequest, timeout_s: float, left_s: float
     ) -> float:
         """Wait for the turn of a write, and return what is left of its timeout, of which `left_s` is left before."""
         wait_s = self._bucket.take(self._clock.monotonic(), left_s)
@@ -353,14 +379,18 @@ class HttpApi:
     async def _send_request(
         self,
         verb: str,
-        request: httpx2.Request,
+        request: AnyRequest,
         timeout_s: float,
         before_body: BeforeBody | None = None,
         left_s: float | None = None,
     ) -> bytes:
         with self._translate_errors(verb, request):
             async with _deadline(verb, request, timeout_s, left_s):
-                response = await self._send_again_if_disconnected(request)
+                response: AnyResponse
+                if isinstance(request, ShortRequest):
+                    response = await self._send_short(request)
+                else:
+                    response = await self._send_again_if_disconnected(request)
                 try:
                     await self._check_response(verb, request, response)
                     if before_body is not None:
@@ -381,7 +411,28 @@ class HttpApi:
                 raise
         return await self._http.send(request, stream=True)
 
-    async def _check_response(self, verb: str, request: httpx2.Request, response: httpx2.Response) -> None:
+    async def _send_short(self, request: ShortRequest) -> ShortResponse:
+        """Send a request with the credentials, as the client of httpx2 does."""
+        send_short = self._connection_info.send_short
+        assert send_short is not None
+        if self._http.auth is None:
+            return await send_short(request)
+        # the flow uses what both kinds of requests and responses have
+        flow: AsyncGenerator[Any, Any] = self._http.auth.async_auth_flow(request)  # type: ignore[arg-type]
+        async with aclosing(flow):
+            await anext(flow)
+            while True:
+                response = await send_short(request)
+                try:
+                    await flow.asend(response)
+                except StopAsyncIteration:
+                    return response
+                except BaseException:
+                    await response.aclose()
+                    raise
+                await response.aclose()
+
+    async def _check_response(self, verb: str, request: AnyRequest, response: AnyResponse) -> None:
         if problem := compression_problem(response):
             raise Unavailable(str(_api_call(verb, request)), [problem])
         if response.status_code < _SERVER_ERROR and response.status_code != httpx2.codes.TOO_MANY_REQUESTS:
@@ -395,7 +446,7 @@ class HttpApi:
         raise api_server_interface.error_from_status(call, response.status_code, status, retry_after, hint)
 
     @contextmanager
-    def _translate_errors(self, verb: str, request: httpx2.Request) -> Iterator[None]:
+    def _translate_errors(self, verb: str, request: AnyRequest) -> Iterator[None]:
         outcome = "ok"
         try:
             yield
@@ -412,7 +463,7 @@ class HttpApi:
 
 @asynccontextmanager
 async def _deadline(
-    verb: str, request: httpx2.Request, timeout_s: float, left_s: float | None = None
+    verb: str, request: AnyRequest, timeout_s: float, left_s: float | None = None
 ) -> AsyncGenerator[None, None]:
     """Limit the time of the context to `timeout_s`, of which `left_s` is left. `Unavailable` after that, with the same
     text whatever was left: controllers log a failure again when its text changes.
@@ -441,12 +492,12 @@ def translate_error(error: Exception, call: ApiCall, server: str) -> NodewiseErr
     return kind(str(call), [Problem("", actual, "")], remedy=remedy)
 
 
-def _api_call(verb: str, request: httpx2.Request) -> ApiCall:
+def _api_call(verb: str, request: AnyRequest) -> ApiCall:
     """The call for messages, without the query: its tokens and times would make each failure look different."""
     return ApiCall(verb, str(request.url.copy_with(query=None)))
 
 
-def compression_problem(response: httpx2.Response) -> Problem | None:
+def compression_problem(response: AnyResponse) -> Problem | None:
     """The problem of a compressed response, although the request does not accept any; None if it is not compressed.
 
     Decompression would block the event loop, and its size has no limit.
@@ -455,7 +506,7 @@ def compression_problem(response: httpx2.Response) -> Problem | None:
     return None if encoding == "identity" else Problem("Content-Encoding", shown(encoding), "no compression")
 
 
-async def _read_body(response: httpx2.Response) -> bytes:
+async def _read_body(response: AnyResponse) -> bytes:
     """The body, in one growing block: a list of pieces would leave gaps in memory between later objects."""
     body = io.BytesIO()
     pace = Pacer()
@@ -465,7 +516,7 @@ async def _read_body(response: httpx2.Response) -> bytes:
         if body.tell() > MOST_BYTES:
             actual = f"more than {MOST_BYTES // 2**20} MiB"
             raise Unavailable(
-                f"{response.request.method} {response.url.path}", [Problem("answer", actual, "")]
+                f"{response.request.method} {response.request.url.path}", [Problem("answer", actual, "")]
             )
     return body.getvalue()
 

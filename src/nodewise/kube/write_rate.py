@@ -71,7 +71,8 @@ class WriteRate(TokenBucket):
     @property
     def concurrency(self) -> int:
         """How many calls are useful at once, by Little's law: those that the most rate needs while the API server
-        responds fastest, and those that `START_QPS` needs at present. What our own calls delay adds no more calls.
+        responds fastest, and those that `START_QPS` needs at present. What our own calls delay adds no more calls. A
+        fraction is rounded: one call more writes labels sooner, but delays the writes of other clients.
         """
         shortest_s = min(self._shortest_s, self._mean_s)
         start_qps = min(START_QPS, self._most_qps)

@@ -37,7 +37,7 @@ _INFO: Final = {
         " metric."
     ),
     "labels_taken_over": "nodewise now owns labels of Telemetry Aware Scheduling.",
-    "woken": "A pending pod fits after a change of metrics: a node annotation triggers a retry.",
+    "woken": "Another node became feasible for a pending pod: an annotation of a node triggers a retry.",
     "annotated": "Statistics of `nodes` nodes were written as annotations.",
     "bound": "A pod was bound to the node that kube-scheduler selected; `holds` names its GPUs.",
     "ledger_deleted": "The allocation record of a deleted node was deleted; it had no valid reservations.",
@@ -116,7 +116,7 @@ _WARNING: Final = {
     "option_limited": "An option of an older program is larger than `limit`, which is used instead.",
     "traces_unavailable": (
         "Spans cannot be sent to OTEL_EXPORTER_OTLP_ENDPOINT. If the SDK of OpenTelemetry is missing: `pip"
-        " install nodewise[traces]`."
+        " install 'nodewise[traces]'`."
     ),
     "variable_unknown": (
         "A variable that begins with NODEWISE_ is no setting; `closest` is the most similar one."

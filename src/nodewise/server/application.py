@@ -3,6 +3,7 @@
 An error or a refusal has one form: `{"error": text, "problems": [{"field", "seen", "wanted"}]}`.
 """
 
+import asyncio
 import http
 import io
 import itertools
@@ -43,8 +44,8 @@ class Response(NamedTuple):
     content_type: str = "application/json"
     headers: Sequence[tuple[str, str]] = ()
     completion: Callable[[], None] | None = None
-    """Work for which the client does not wait, such as records. It is called once, after all of the response was
-    written, or when the client has gone."""
+    """Work for which the client does not wait, such as records. It is called once, in the next iteration of the event
+    loop after all of the response was written, or when the client has gone."""
 
 
 class TooLarge(BadInput):
@@ -290,8 +291,8 @@ class HttpExchange:
         return None
 
     def close(self, *, sent: bool) -> None:
-        """Release the concurrency limit, count the request if its response was sent, and do the work that the handler
-        left for after the response.
+        """Release the concurrency limit, count the request if its response was sent, and schedule the work that the
+        handler left for after the response.
         """
         if self._concurrency_limit is not None:
             self._concurrency_limit.under_way -= 1
@@ -300,10 +301,14 @@ class HttpExchange:
         if sent and self.response is not None and self._peer.refusal is None:
             self._application.count(self.head.path, self.response.status)
         if self.response is not None and self.response.completion is not None:
-            try:
-                self.response.completion()
-            except Exception:  # noqa: BLE001 - the client has its response
-                self.log_exception()
+            # uvloop sends what was written at the end of an iteration
+            asyncio.get_running_loop().call_soon(self._run_completion, self.response.completion)
+
+    def _run_completion(self, completion: Callable[[], None]) -> None:
+        try:
+            completion()
+        except Exception:  # noqa: BLE001 - the client has its response
+            self.log_exception()
 
     def log_exception(self) -> None:
         """Log the present exception."""

@@ -2,8 +2,10 @@
 
 import asyncio
 import contextlib
+import re
 import ssl
 from collections.abc import AsyncIterator, Awaitable, Callable
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, NamedTuple
 
@@ -11,7 +13,12 @@ import httpcore2
 import httpx2
 import pytest
 
+from nodewise.base.clock import ManualClock
+from nodewise.base.errors import Conflict, Unavailable
 from nodewise.kube import http_transport
+from nodewise.kube.api_server_interface import TokenBucket
+from nodewise.kube.credentials import BearerTokenFile
+from nodewise.kube.http_client import ConnectionInfo, HttpApi
 from nodewise.kube.http_transport import (
     AiohttpTransport,
     HttpTransport,
@@ -19,6 +26,7 @@ from nodewise.kube.http_transport import (
     drop_idle_connections,
     is_on_retired_connection,
 )
+from nodewise.observe.metrics_registry import MetricsRegistry
 from tests.unit.kube import virtual_time
 
 
@@ -218,6 +226,53 @@ async def test_a_stream_without_tls_is_read_once() -> None:
 
     stream = http_transport._SeveralRecordsStream(Plain(b"ab", b"cd"))
     assert await stream.read(4) == b"ab"
+
+
+class RecordedWrites(TlsStream):
+    """A stream that records what is written, and has a response for each request."""
+
+    def __init__(self) -> None:
+        super().__init__(*[b"HTTP/1.1 200 OK\r\nContent-Length: 0\r\n\r\n"] * 9)
+        self.writes: list[bytes] = []
+
+    async def write(self, buffer: bytes, timeout: float | None = None) -> None:
+        if buffer:
+            self.writes.append(buffer)
+
+
+@pytest.mark.parametrize(
+    ("content", "writes"),
+    [
+        (None, ["GET / HTTP/1.1|"]),
+        (b"{}", ["GET / HTTP/1.1|{}"]),
+        (b"ends like a head\r\n\r\n", ["GET / HTTP/1.1|ends like a head\r\n\r\n"]),
+        ([b"a" * 9, b"b" * 9], ["GET / HTTP/1.1|9\r\naaaaaaaaa\r\n", "9\r\nbbbbbbbbb\r\n", "0\r\n\r\n"]),
+    ],
+    ids=["no body", "a body", "a body that ends like a head", "a body in parts"],
+)
+async def test_the_head_of_a_request_is_sent_together_with_its_body(content: Any, writes: list[str]) -> None:
+    inner = RecordedWrites()
+    connection = httpcore2.AsyncHTTP11Connection(
+        httpcore2.Origin(b"http", b"a", 80), http_transport._SeveralRecordsStream(inner)
+    )
+    for _ in range(2):  # the second uses the same connection
+
+        async def parts() -> Any:
+            for part in content:
+                yield part
+
+        body = parts() if isinstance(content, list) else content
+        headers = {"Host": "a"} | (
+            {"Content-Length": str(len(content))} if isinstance(content, bytes) else {}
+        )
+        if isinstance(content, list):
+            headers |= {"Transfer-Encoding": "chunked"}
+        await connection.request("GET", "http://a/", headers=headers, content=body)
+    shown = [
+        re.sub(r"\r\n(Host|Content|Transfer)[^|]*?\r\n\r\n", "|", each.decode(), count=1)
+        for each in inner.writes
+    ]
+    assert shown == [*writes, *writes]
 
 
 async def test_connections_of_the_transport_gather_the_events_of_a_watch() -> None:
@@ -452,3 +507,84 @@ async def test_a_refused_connection_of_aiohttp_names_its_cause_only() -> None:
         with pytest.raises(httpx2.ConnectError, match="127") as raised:
             await client.get("/")
     assert "0x" not in str(raised.value)
+
+
+@contextlib.asynccontextmanager
+async def api_of_short_writes(
+    server: RawServer, auth: httpx2.Auth | None = None, *, is_short: bool = True
+) -> AsyncIterator[HttpApi]:
+    transport = RenewingTransport(
+        lambda: AiohttpTransport(ssl.create_default_context(), 60.0, ()), lambda: False
+    )
+    async with await asyncio.start_server(server.serve_connection, "127.0.0.1", 0) as listening:
+        url = f"http://127.0.0.1:{listening.sockets[0].getsockname()[1]}"
+        http = httpx2.AsyncClient(transport=transport, base_url=f"{url}/k8s", auth=auth)
+        info = ConnectionInfo(url, send_short=transport.send_short if is_short else None)
+        api = HttpApi(http, info, TokenBucket(100.0, 100), ManualClock(), MetricsRegistry())
+        yield api
+        await api.close()
+
+
+def header_lines(request: bytes) -> list[bytes]:
+    first, *lines = request.lower().split(b"\r\n")
+    return [first, *sorted(line for line in lines if not line.startswith(b"host:"))]
+
+
+CREATED = b"HTTP/1.1 201 Created\r\nContent-Length: 2\r\n\r\n{}"
+
+
+async def test_short_writes_equal_other_writes_on_the_wire() -> None:
+    sent: list[list[list[bytes]]] = []
+    for is_short in (True, False):
+        server = RawServer(*[CREATED] * 7)
+        async with api_of_short_writes(server, is_short=is_short) as api:
+            for path in ("/api/v1/a%2Fb", "/api/../v1", "/api/v1/ä b"):
+                assert await api.create(path, []) == b"{}"
+            await api.replace("/a", b"[]")
+            await api.patch("/a", [], "merge", {"fieldManager": "nodewise"})
+            await api.with_metadata_only().patch("/a", [], "apply")
+            await api.delete("/a")
+        sent.append([header_lines(request) for request in server.received])
+    assert len(sent[0]) == 7
+    assert sent[0] == sent[1]
+
+
+async def test_a_short_write_with_a_refused_token_is_sent_again_with_the_token_of_the_file(
+    tmp_path: Path,
+) -> None:
+    path = tmp_path / "token"
+    path.write_text("old")
+    server = RawServer(
+        b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\n{}",
+        b"HTTP/1.1 401 Unauthorized\r\nContent-Length: 2\r\n\r\n{}",
+        CREATED,
+    )
+    async with api_of_short_writes(server, BearerTokenFile(path, ManualClock())) as api:
+        await api.create("/a", [])
+        path.write_text("new")
+        assert await api.create("/a", []) == b"{}"
+    tokens = [request.lower().partition(b"authorization: bearer ")[2][:3] for request in server.received]
+    assert tokens == [b"old", b"old", b"new"]
+
+
+async def test_a_short_write_has_the_errors_of_other_writes() -> None:
+    refusal = b'{"kind": "Status", "message": "changed"}'
+    server = RawServer(
+        b"HTTP/1.1 409 Conflict\r\nContent-Length: %d\r\n\r\n%s" % (len(refusal), refusal), b""
+    )
+    async with api_of_short_writes(server) as api:
+        with pytest.raises(Conflict, match=r"create http://127\.0\.0\.1:\d+/k8s/a: changed"):
+            await api.create("/a", [])
+        with pytest.raises(Unavailable, match="Server disconnected"):
+            await api.create("/a", [])
+    assert len(server.received) == 2
+
+
+async def test_calls_after_a_short_write_without_a_response_use_a_new_connection() -> None:
+    server = RawServer(CREATED, b"", CREATED)
+    async with api_of_short_writes(server) as api:
+        await api.create("/a", [])
+        with pytest.raises(Unavailable, match="no answer within"):
+            await api.create("/a", [], timeout_s=0.05)
+        await api.create("/a", [])
+    assert server.connections == 2

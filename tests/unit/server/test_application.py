@@ -77,6 +77,8 @@ async def test_completion_runs_once_after_the_response_and_cannot_fail_it() -> N
     assert ran == []
     with capture_logs() as lines:
         exchange.close(sent=True)
+        assert ran == []
+        await asyncio.sleep(0)
     assert ran == [1]
     assert [line["event"] for line in lines] == ["request_failed"]
     assert answer_of(exchange.response).status == 200
