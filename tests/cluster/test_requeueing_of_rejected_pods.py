@@ -5,6 +5,7 @@ from pathlib import Path
 
 import httpx2
 
+from nodewise.engine import pod_requeueing
 from tests.cluster import (
     api_server_front,
     device_objects,
@@ -19,6 +20,7 @@ from tests.cluster.namespace_sandboxes import Sandbox, wait
 from tests.cluster.test_network_faults import through
 
 PERIOD_S = 0.5
+EVENTS_PER_GAIN = pod_requeueing.TRIES
 TRIES = 3
 """Number of attempts, since a stalled machine may spoil one."""
 WRITES = ("create", "patch", "delete")
@@ -51,6 +53,26 @@ def test_a_pod_is_bound_within_5_s_and_a_period_of_the_heal(
                 took_s.append(_healed(sandbox, metrics))
         assert took_s[-1] < 5 + PERIOD_S, took_s
         assert len(running.wait_events("woken")) <= 2 * len(took_s) + sum(took_s)
+
+
+def test_pod_is_bound_when_the_only_node_that_it_selects_recovers_while_another_node_passes(
+    plane: ControlPlane, sandbox: Sandbox, metrics: FakeCustomMetricsApi, tmp_path: Path
+) -> None:
+    """Nothing else happens in the cluster, so without nodewise the pod waits for five minutes."""
+    heated(sandbox, metrics, {"a": 90, "b": 10})
+    sandbox.api.patch("/api/v1/nodes/a", {"metadata": {"labels": {"disk": "ssd"}}})
+    waiting = pod("web")
+    waiting["spec"]["nodeSelector"] = {"disk": "ssd"}
+    with extender_process.extender(plane, tmp_path) as running:
+        running.wait_fetched("heat")
+        running.wait_leading()
+        with plane.start_scheduler({"extenders": [running.entry()]}):
+            sandbox.pods(waiting)
+            sandbox.expect_rejected("web")
+            wait("the new pod is requeued", lambda: len(running.events("woken")) == EVENTS_PER_GAIN or None)
+            metrics.set("heat", {"a": 10, "b": 10})
+            assert sandbox.expect_bound("web") == "a"
+            assert len(running.events("woken")) <= 2 * EVENTS_PER_GAIN
 
 
 def _healed(sandbox: Sandbox, metrics: FakeCustomMetricsApi) -> float:

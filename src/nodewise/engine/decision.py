@@ -193,7 +193,8 @@ class PodEventRecorder:
         self._recorder = recorder
 
     def __call__(self, decision: Decision) -> None:
-        if not len(decision.names) or decision.feasible().any():
+        # without verdicts no candidate is rejected
+        if not decision.verdicts or not len(decision.names) or decision.feasible().any():
             return
         if decision.verb == "filter":
             reason, action, text = NO_NODE_PASSES, "Filtering", summarize_rejections(decision)

@@ -16,6 +16,11 @@ from nodewise.observe import logs
 
 _STEPS_PER_PERIOD: Final = 10
 """Snapshots come more often than controllers need them: binds make 80 a second."""
+_LONGEST_PAUSE_S: Final = 1.0
+"""The longest pause between steps, however long the period is. A step that writes thousands of labels takes longer than
+this, and the next one follows at once."""
+_RETRY_S: Final = 5.0
+"""The time after which a step is repeated if the period is longer: a failed one, or one that left writes for later."""
 _SLOW_PERIODS: Final = 10
 """A step that takes longer than this many periods is logged."""
 _CANCEL_S: Final = 5.0
@@ -41,7 +46,7 @@ class LeaderLoop:
         self._clock = clock
         self._notified = asyncio.Event()
         self._on_applied = on_applied
-        self._period_s = float("inf")
+        self._period_s = self._pause_s = float("inf")
         self._leading: Hashable = False
         """The tenure of the last steps."""
         self._steps = [_Steps(controller, clock, self._report_step) for controller in controllers]
@@ -52,18 +57,19 @@ class LeaderLoop:
 
     def _report_step(self, steps: "_Steps") -> None:
         self.notify()
-        if steps.is_pause_over(self._period_s) and self._leading and self._tenure() == self._leading:
+        if steps.is_pause_over(self._pause_s) and self._leading and self._tenure() == self._leading:
             steps.start_if_due(self._snapshot(), self._period_s)  # it had no time to write everything
         applied = [steps.applied_at for steps in self._steps if steps.applied_at is not None]
         if len(applied) == len(self._steps):
             self._on_applied(min(applied))
 
     async def run(self, period_s: float) -> None:
-        """Start the steps that are due after each notification, and once a period to retry failed ones.
+        """Start the steps that are due after each notification, and repeat them after a period or `_RETRY_S`.
 
         If this is cancelled or ends by a defect, the steps are cancelled too.
         """
         self._period_s = period_s
+        self._pause_s = min(period_s / _STEPS_PER_PERIOD, _LONGEST_PAUSE_S)
         try:
             while True:
                 self._notified.clear()
@@ -74,9 +80,9 @@ class LeaderLoop:
                             steps.lead()
                         steps.start_if_due(snapshot, period_s)
                 self._leading = tenure
-                await self._clock.sleep(period_s / _STEPS_PER_PERIOD)
+                await self._clock.sleep(self._pause_s)
                 with suppress(TimeoutError):
-                    async with asyncio.timeout(period_s):
+                    async with asyncio.timeout(min(period_s, _RETRY_S)):
                         await self._notified.wait()
         finally:
             self._leading = False
@@ -105,9 +111,13 @@ class _Steps:
         self._is_new_leader = True
         self.applied_at = None
 
-    def start_if_due(self, snapshot: Snapshot, period_s: float) -> None:
-        """Start a step for a snapshot that is new to the controller, or whose last step failed a period ago."""
-        now_s = self._clock.monotonic()
+    def start_if_due(  # complexity: steps that run, failed, or are due again
+        self, snapshot: Snapshot, period_s: float
+    ) -> None:
+        """Start a step for a snapshot that is new to the controller, or whose last step failed some time ago. In long
+        periods, also one for the same snapshot: writes that the last step left must not wait for the next period.
+        """
+        now_s, retry_s = self._clock.monotonic(), min(period_s, _RETRY_S)
         if self._task is not None:
             if not self._task.done():
                 seconds = now_s - self._began_s
@@ -116,18 +126,20 @@ class _Steps:
                     logs.emit("controller_slow", controller=self._name, seconds=round(seconds))
                 return
             if self._task.cancelled() or not self._task.result():
-                self._done, self._not_before_s = -1, now_s + period_s  # an immediate retry would fail again
+                self._done, self._not_before_s = -1, now_s + retry_s  # an immediate retry would fail again
             self._task = None
         if self._is_new_leader:
             self._done, self._not_before_s = -1, now_s
-        if snapshot.generation not in {0, self._done} and now_s >= self._not_before_s:
+        is_repeated = retry_s < period_s and now_s - self._began_s >= retry_s
+        is_due = snapshot.generation != self._done or is_repeated
+        if snapshot.generation and is_due and now_s >= self._not_before_s:
             self._done, self._began_s, self._is_slow = snapshot.generation, now_s, False
             self._task = asyncio.create_task(self._run_step_and_log_failure(snapshot))
             self._task.add_done_callback(lambda _: self._on_end(self))
 
-    def is_pause_over(self, period_s: float) -> bool:
+    def is_pause_over(self, pause_s: float) -> bool:
         """Whether the last step began so long ago that the next one needs no pause."""
-        return self._clock.monotonic() - self._began_s >= period_s / _STEPS_PER_PERIOD
+        return self._clock.monotonic() - self._began_s >= pause_s
 
     async def cancel(self) -> None:
         """Cancel the step that is under way and wait a moment for its end. A step that goes on blocks later ones."""

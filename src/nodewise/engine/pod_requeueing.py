@@ -1,8 +1,14 @@
 """Requeueing: kube-scheduler tries a pending pod again soon after a node passes it.
 
 kube-scheduler tries a pod that an extender rejected again at the next cluster event, or after five minutes; a metric
-that recovers is no event. The leader therefore filters the waiting pods again after each new snapshot. When a node
-passes pods that no node passed before, it writes an annotation of that node, which is an event for all pods.
+that recovers is no event. The leader therefore filters the waiting pods again after each new snapshot. When another
+node passes a pod, it writes an annotation of that node, which is an event for all pods. Whether the pod can use that
+node is unknown: its node selector, affinity or requests may exclude it, and also the nodes that passed before. The
+stored decisions do not tell either, because kube-scheduler calls any replica.
+
+An event makes kube-scheduler retry all pods that nodewise rejected, and a metric may cross its threshold all the time.
+So the pauses between gains of nodes for the same pods double until pods join or leave the group, and each namespace has
+a limit. An event for gains of others serves all pods, and is repeated for those that gained nodes in a pause.
 
 One pass may take `PASS_S` of computing time, which namespaces share equally, however many pods they have (start-time
 fair queueing: Goyal, Vin, Cheng 1996). With n namespaces, c seconds for all pods of one and f for the longest filter,
@@ -10,6 +16,7 @@ each pod of the namespace is filtered within n·(c + f) / `PASS_S` passes, round
 """
 
 import heapq
+import itertools
 from collections import OrderedDict
 from collections.abc import Generator, Hashable
 from typing import Any, Final, NamedTuple
@@ -26,6 +33,7 @@ from nodewise.engine.agent_chain import AgentChain
 from nodewise.kube.api_server_interface import NotFound
 from nodewise.kube.resource_kinds import NODES
 from nodewise.kube.store import ChangeLog, Store
+from nodewise.metrics.node_index import node_bits
 from nodewise.observe import logs
 
 _PODS: Final = "pods"
@@ -78,12 +86,28 @@ class PodGroup(msgspec.Struct, gc=False, eq=False):
     """None for pods that nodewise rejected and no agent filters any more, as after the deletion of their policy."""
     pods: dict[str, Any] = msgspec.field(default_factory=dict)
     """By uid; never empty while the group is in `WaitingPods`."""
-    fits: bool = True
-    """Whether a node passed them when they were filtered last. False if nodewise rejected a pod that is new here."""
+    rejected: set[str] = msgspec.field(default_factory=set)
+    """The uids of the pods that nodewise rejected on a node."""
+    passing: int = -1
+    """The nodes that passed the pods ever since the last event, as bits by node number; all before the first filter,
+    and none if nodewise rejected a pod that is new here."""
     tries: int = 0
-    """Events since they fit."""
+    """Events since a node was gained."""
     due_s: float = float("inf")
-    """The time of the next event while they fit."""
+    """The time of the next event if no node is gained."""
+    pause_s: float = 0.0
+    """The length of the last pause."""
+    paused_until_s: float = float("-inf")
+
+    def begin_pause(self, now_s: float) -> None:
+        """Begin a pause, twice as long as the last one unless that ended long ago."""
+        is_new = now_s >= self.paused_until_s + MOST_PAUSE_S
+        self.pause_s = PAUSE_S if is_new else min(2 * self.pause_s, MOST_PAUSE_S)
+        self.paused_until_s = now_s + self.pause_s
+
+    def end_pause(self) -> None:
+        """Forget the pauses, because the pods of the group have changed."""
+        self.pause_s, self.paused_until_s = 0.0, float("-inf")
 
 
 class WaitingPods:
@@ -104,6 +128,8 @@ class WaitingPods:
         self._group_by_uid: dict[str, PodGroup] = {}
         self._versions: tuple[object, ...] | None = None
         self._namespace_versions: dict[str, tuple[object, ...]] = {}
+        self._nodes = _NO_STATE.nodes
+        """The index of the numbers in `PodGroup.passing`."""
 
     def __len__(self) -> int:
         return len(self._group_by_uid)
@@ -128,6 +154,25 @@ class WaitingPods:
         if changes is None or not _are_same(versions, self._versions):
             self._versions = versions
             yield from self._update_namespaces(snapshot)
+        if snapshot.nodes is not self._nodes:
+            yield from self._renumber_nodes(snapshot.nodes)
+
+    def _renumber_nodes(self, nodes: NodeIndex) -> Generator[None, None, None]:
+        """Change the numbers of passing nodes to those of a new index; a new node did not pass before."""
+        names, self._nodes = self._nodes.known, nodes
+        numbers = np.empty(len(names), np.intp)
+        for begin in range(0, len(names), _STRIDE):
+            yield
+            numbers[begin : begin + _STRIDE] = nodes.numbers(names[begin : begin + _STRIDE])
+        renumbered = {0: 0, -1: -1}
+        for group in itertools.chain.from_iterable(groups.values() for groups in self._groups.values()):
+            yield
+            if group.passing not in renumbered:
+                packed = np.frombuffer(group.passing.to_bytes(len(names) // 8 + 1, "little"), np.uint8)
+                passing = np.zeros(len(nodes) + 1, np.bool_)
+                passing[numbers[np.unpackbits(packed, count=len(names), bitorder="little") != 0]] = True
+                renumbered[group.passing] = node_bits(passing[:-1])
+            group.passing = renumbered[group.passing]
 
     def _update_namespaces(self, snapshot: Snapshot) -> Generator[None, None, None]:
         """Compute the keys of all pods of the namespaces whose version changed."""
@@ -170,17 +215,21 @@ class WaitingPods:
             )
             self._group_by_uid[uid] = group
             if is_rejected:
-                group.fits = False
+                group.passing = 0
+                group.end_pause()
         elif is_rejected and is_retried and group.tries < TRIES:
             # a snapshot older than the one in which the pod fits may have rejected it
             group.due_s = 0.0
         group.pods[uid] = pod
+        (group.rejected.add if is_rejected else group.rejected.discard)(uid)
 
     def _remove(self, uid: str) -> None:
         group = self._group_by_uid.pop(uid, None)
         if group is None:
             return
         del group.pods[uid]
+        group.rejected.discard(uid)
+        group.end_pause()
         if not group.pods:
             groups = self._groups[group.namespace]
             del groups[group.key]
@@ -216,10 +265,18 @@ PASS_S: Final = 0.25
 """Computing time after one snapshot. A demand for GPUs of 5,000 nodes takes 0.4 ms, the most expensive one 70 ms; a
 pass, the throttle of the leader's loop (0.5 s) and `PAUSE_S` together stay below 5 s."""
 PAUSE_S: Final = 1.0
-"""The shortest time between two events."""
+"""The shortest time between two events, and the first pause between gains of nodes for the same pods."""
+MOST_PAUSE_S: Final = 300.0
+"""The longest pause between gains of nodes for the same pods, after which kube-scheduler retries them anyway."""
+NAMESPACE_EVENTS: Final = 10
+"""Events for a namespace in succession; after that one per `NAMESPACE_PAUSE_S`."""
+NAMESPACE_PAUSE_S: Final = 10.0
+"""The longest back-off of kube-scheduler, which limits the attempts of a pod as well."""
 TRIES: Final = 3
-"""Events per recovery. kube-scheduler may call another replica, whose metrics are a period older."""
+"""Events per gain of a node. kube-scheduler may call another replica, whose metrics are a period older."""
 _LOG_PERIOD_S: Final = 60.0
+_STRIDE: Final = 500
+"""Names of nodes that are looked up between two pauses."""
 
 
 class _Turn(NamedTuple):
@@ -231,8 +288,18 @@ class _Turn(NamedTuple):
     """The number of groups that were not filtered in this pass."""
 
 
+class _Retry(NamedTuple):
+    """What an event changes in a group of pods."""
+
+    passing: int
+    is_gain: bool
+    """Whether the group makes the event because of a gain; a pause begins."""
+    is_due: bool
+    """Whether the group makes the event; otherwise, in a pause, it has part in one for others."""
+
+
 class Requeuer(Controller):
-    """Writes the annotation of a Node when a waiting pod fits that did not fit before."""
+    """Writes the annotation of a Node when it passes a waiting pod that it did not pass before."""
 
     def __init__(self, chain: AgentChain, pods: Store[Any], handle: Handle, period_s: float) -> None:
         """`pods` has the pods for which `is_waiting` holds."""
@@ -242,6 +309,8 @@ class Requeuer(Controller):
         self._waiting = WaitingPods(pods, chain)
         self._debts_s: dict[str, float] = {}
         """By namespace, computing time that it used in earlier passes and others did not yet."""
+        self._namespace_free_s: dict[str, float] = {}
+        """By namespace, the time at which none of its recent events counts any more (GCRA, ITU-T I.371)."""
         self._last_event_s = float("-inf")
         self._limit_logged_s = float("-inf")
 
@@ -250,23 +319,35 @@ class Requeuer(Controller):
         self._debts_s = {}
 
     async def step(self, snapshot: Snapshot) -> None:
-        """Filter waiting pods again; make an event if some of them fit now."""
+        """Filter waiting pods again; make an event if nodes were gained for some of them."""
         began_s = self._handle.clock.monotonic()
         writes = self._handle.node_writes.count
         await cooperative_scheduling.run(self._waiting.update(snapshot))
         self._handle.metrics_registry.set("pods_waiting", len(self._waiting))
-        due = await cooperative_scheduling.run(self._filter_groups(snapshot, began_s))
-        if due and await self._make_requeue_event(next(iter(due.values())), writes):
-            for group in due:
-                group.tries += 1
-                group.due_s = began_s + self._period_s if group.tries < TRIES else float("inf")
+        retries = await cooperative_scheduling.run(self._filter_groups(snapshot, began_s))
+        passing = next((retry.passing for retry in retries.values() if retry.is_due), 0)
+        if not passing:
+            return
+        node = snapshot.nodes.every[(passing & -passing).bit_length() - 1]
+        if not await self._make_requeue_event(node, writes):
+            return
+        namespaces = set()
+        is_for_gain = any(retry.is_gain for retry in retries.values())
+        async for group, retry in cooperative_scheduling.iterate_with_pauses(retries.items()):
+            self._count_event(group, retry, began_s, is_for_gain=is_for_gain)
+            if retry.is_due:
+                namespaces.add(group.namespace)
+        free_s = {name: time_s for name, time_s in self._namespace_free_s.items() if time_s > began_s}
+        for name in namespaces:
+            free_s[name] = free_s.get(name, began_s) + NAMESPACE_PAUSE_S
+        self._namespace_free_s = free_s
 
-    def _filter_groups(self, snapshot: Snapshot, now_s: float) -> Generator[None, None, dict[PodGroup, str]]:
-        """Filter groups of pods until all are done or `PASS_S` is used. Returns those to be requeued, each with a node
-        that passes it.
-        """
-        due: dict[PodGroup, str] = {}
-        nodes_by_key: dict[Hashable, str | None] = {}
+    def _filter_groups(
+        self, snapshot: Snapshot, now_s: float
+    ) -> Generator[None, None, dict[PodGroup, _Retry]]:
+        """Filter groups of pods until all are done or `PASS_S` is used. Returns those that an event would serve."""
+        retries: dict[PodGroup, _Retry] = {}
+        passing_by_key: dict[Hashable, int] = {}
         monotonic, total_s = self._handle.clock.monotonic, 0.0
         counts = self._waiting.group_counts()
         turns = [
@@ -279,16 +360,14 @@ class Requeuer(Controller):
             turn = turns[0]
             filter_began_s = monotonic()
             group = self._waiting.take_next(turn.namespace)
-            if group.key not in nodes_by_key:
-                nodes_by_key[group.key] = self._find_accepting_node(group, snapshot)
+            if group.key not in passing_by_key:
+                pod = next(iter(group.pods.values()))
+                mask = self._chain.feasible(pod, snapshot.nodes.every, snapshot)
+                passing_by_key[group.key] = node_bits(mask)
             filter_s = monotonic() - filter_began_s
             total_s += filter_s
-            node = nodes_by_key[group.key]
-            if (fits := node is not None) != group.fits:
-                # pods that fit for the first time, or again, are due now
-                group.fits, group.tries, group.due_s = fits, 0, now_s if fits else float("inf")
-            if node is not None and group.due_s <= now_s:
-                due[group] = node
+            if retry := self._retry(group, passing_by_key[group.key], now_s):
+                retries[group] = retry
             turn = _Turn(turn.used_s + filter_s, turn.namespace, turn.left - 1)
             if turn.left:
                 heapq.heapreplace(turns, turn)
@@ -297,12 +376,32 @@ class Requeuer(Controller):
         self._carry_debts(turns, done)
         if turns:
             self._log_limit(counts, sum(turn.left for turn in turns), now_s)
-        return due
+        return retries
 
-    def _find_accepting_node(self, group: PodGroup, snapshot: Snapshot) -> str | None:
-        candidates = snapshot.nodes.every
-        kept = self._chain.feasible(next(iter(group.pods.values())), candidates, snapshot)
-        return candidates[int(np.argmax(kept))] if kept.any() else None
+    def _retry(self, group: PodGroup, passing: int, now_s: float) -> _Retry | None:
+        """What an event changes in a group for which these nodes pass now; None if it needs none.
+
+        Pods that nodewise did not reject were rejected by others on all nodes that pass.
+        """
+        is_gain = bool(passing & ~group.passing) and (bool(group.rejected) or not group.passing)
+        is_repeated = bool(passing) and group.tries < TRIES and group.due_s <= now_s
+        if not is_gain and not is_repeated:
+            group.passing = passing
+            return None
+        group.passing &= passing
+        free_s = self._namespace_free_s.get(group.namespace, now_s)
+        is_free = free_s <= now_s + (NAMESPACE_EVENTS - 1) * NAMESPACE_PAUSE_S
+        is_gain = is_gain and is_free and group.paused_until_s <= now_s
+        return _Retry(passing, is_gain, is_gain or (is_free and is_repeated))
+
+    def _count_event(self, group: PodGroup, retry: _Retry, now_s: float, *, is_for_gain: bool) -> None:
+        """Count an event for a group, also one for others. A repetition leaves gains to the end of the pause."""
+        group.tries = 1 if retry.is_gain else group.tries + 1
+        if is_for_gain and retry.passing & ~group.passing:
+            group.passing, group.tries = retry.passing, min(group.tries, TRIES - 1)
+        group.due_s = now_s + self._period_s
+        if retry.is_gain:
+            group.begin_pause(now_s)
 
     def _carry_debts(self, turns: list[_Turn], done: list[_Turn]) -> None:
         """Remember what namespaces used beyond the one that used least and is not done.

@@ -83,8 +83,8 @@ class SnapshotCache:
         self._overrides: list[Override] = []
         """Objects that the snapshot takes into account in addition, in order."""
         self._responses: list[Override] = []
-        self._amendments: list[_Amendment] = []
-        """What was applied since the newest cluster state was taken, after the lasting amendments of that moment."""
+        self._amendments: dict[Hashable, _Amendment] = {}
+        """The last one of each key since the newest cluster state was taken, and the lasting ones of that moment."""
         self._lasting: dict[Hashable, _Amendment] = {}
         self._log = ChangeLog()
         self._reports = ClusterStateReports()
@@ -154,7 +154,8 @@ class SnapshotCache:
         A call that changes nothing makes no new snapshot.
         """
         amendment = self._lasting[key] = _Amendment(agent, amend, override)
-        self._amendments.append(amendment)
+        self._amendments.pop(key, None)  # the new one comes last
+        self._amendments[key] = amendment
         current = self.snapshot.agent_states
         if agent in current and (amended := amend(current[agent])) is not current[agent]:
             self._overrides += [override] if override is not None else []
@@ -221,7 +222,7 @@ class SnapshotCache:
 
     async def _take_cluster_state(self) -> tuple[ClusterState, frozenset[MetricRequest]]:
         """The cluster state of now, all objects of one instant, and the metrics that its objects name."""
-        self._responses, self._amendments = [], list(self._lasting.values())
+        self._responses, self._amendments = [], dict(self._lasting)
         changes = self._log.take()
         nodes = self._stores.nodes.snapshot()
         objects = {name: store.snapshot() for name, store in self._stores.objects.items()}
@@ -268,10 +269,12 @@ class SnapshotCache:
     def _publish_agent_states(self, cluster_state: ClusterState, generation: int) -> None:
         """Publish the agent states of a cluster state, with what was applied since that was taken."""
         current = self._agent_states.newest()
-        for amendment in self._amendments:
+        for amendment in self._amendments.values():
             if amendment.agent in current:
                 current[amendment.agent] = amendment.amend(current[amendment.agent])
-        amended = [amendment.override for amendment in self._amendments if amendment.override is not None]
+        amended = [
+            amendment.override for amendment in self._amendments.values() if amendment.override is not None
+        ]
         self._cluster_state, self._overrides = cluster_state, [*self._responses, *amended]
         if self._responses or self._amendments:
             generation = self._reports.report(cluster_state, self._overrides)

@@ -74,8 +74,8 @@ class LeaderProcess:
         return self.snapshot
 
     @asynccontextmanager
-    async def running(self) -> AsyncIterator[None]:
-        task = asyncio.create_task(self.leading.run(PERIOD_S))
+    async def running(self, period_s: float = PERIOD_S) -> AsyncIterator[None]:
+        task = asyncio.create_task(self.leading.run(period_s))
         yield
         task.cancel()
         await asyncio.wait([task])
@@ -231,6 +231,31 @@ async def test_a_new_snapshot_is_acted_on_at_once_and_many_are_acted_on_ten_time
             leader.publish()
         await asyncio.sleep(1.0)
     assert [round(at, 2) for at in began_s] == [0.0, 3.3, 4.3, 4.8, 5.3]
+
+
+@pytest.mark.parametrize("period_s", [5.0, 20.0, 60.0, 600.0])
+async def test_steps_that_write_for_two_seconds_have_no_pause_however_long_the_period_is(
+    period_s: float,
+) -> None:
+    leader = LeaderProcess([steps := Steps(lambda number: asyncio.sleep(1.0))])
+    async with leader.running(period_s):
+        for _ in range(40):
+            await asyncio.sleep(0.5)
+            leader.publish()
+    assert len(steps.generations) in {10, 11}
+
+
+@pytest.mark.parametrize("period_s", [20.0, 600.0])
+@pytest.mark.parametrize("behave", [failing(Refused("no")), lambda number: None])
+async def test_a_step_is_repeated_after_seconds_in_a_long_period_because_it_may_have_left_writes(
+    behave: Callable[[int], Any], period_s: float
+) -> None:
+    """Objects that failed alone are tried again, and policies become active, without a new snapshot."""
+    leader = LeaderProcess([steps := Steps(behave)])
+    async with leader.running(period_s):
+        await asyncio.sleep(30.0)
+    assert 4 <= len(steps.generations) <= 6
+    assert set(steps.generations) == {1}
 
 
 @pytest.mark.parametrize("error", [Refused("no"), TypeError("a defect")])
