@@ -11,7 +11,6 @@ TAINT_RULE_VERSION: Final = VERSION if program_cache.MINOR >= 37 else "resource.
 """The newest version of DeviceTaintRule that the tested release serves."""
 DRIVER: Final = "gpu.example.com"
 """The driver of the `gpu` profile of the example driver."""
-CLAIM_PATH: Final = f"/apis/{VERSION}/resourceclaims"
 SLICE_PATH: Final = f"/apis/{VERSION}/resourceslices"
 CLASS_PATH: Final = f"/apis/{VERSION}/deviceclasses"
 
@@ -23,6 +22,13 @@ def device_class(name: str = DRIVER, *selectors: str, extended_resource: str = "
     if extended_resource:
         spec["extendedResourceName"] = extended_resource
     return {"apiVersion": VERSION, "kind": "DeviceClass", "metadata": {"name": name}, "spec": spec}
+
+
+def resources_of_class(device_class: Object) -> list[str]:
+    """The extended resources of a DeviceClass: the implicit one and that of its spec."""
+    named = device_class["spec"].get("extendedResourceName")
+    implicit = f"deviceclass.resource.kubernetes.io/{device_class['metadata']['name']}"
+    return [implicit, *([named] if named else [])]
 
 
 def request(name: str = "gpu", *selectors: str, device_class: str = DRIVER, **fields: Any) -> Object:
@@ -42,24 +48,16 @@ def alternative(name: str, *selectors: str, device_class: str = DRIVER, **fields
 
 def claim(name: str, *requests: Object, constraints: Sequence[Object] = ()) -> Object:
     """A ResourceClaim, by default for one device of DRIVER."""
-    spec = _claim_spec(requests, constraints)
-    return {"apiVersion": VERSION, "kind": "ResourceClaim", "metadata": {"name": name}, "spec": spec}
+    devices: Object = {"requests": list(requests) or [request()]}
+    if constraints:
+        devices["constraints"] = list(constraints)
+    metadata, spec = {"name": name}, {"devices": devices}
+    return {"apiVersion": VERSION, "kind": "ResourceClaim", "metadata": metadata, "spec": spec}
 
 
-def claim_template(name: str, *requests: Object, constraints: Sequence[Object] = ()) -> Object:
-    """A ResourceClaimTemplate. kube-controller-manager must run to create claims from it."""
-    return {
-        "apiVersion": VERSION,
-        "kind": "ResourceClaimTemplate",
-        "metadata": {"name": name},
-        "spec": {"spec": _claim_spec(requests, constraints)},
-    }
-
-
-def claiming_pod(name: str, *claims: str, templates: Sequence[str] = (), **fields: Any) -> Object:
-    """A pod whose container uses these claims, and claims of these templates; `fields` are those of a pod."""
+def claiming_pod(name: str, *claims: str, **fields: Any) -> Object:
+    """A pod whose container uses these claims; `fields` are those of a pod."""
     references = [{"name": claim, "resourceClaimName": claim} for claim in claims]
-    references += [{"name": template, "resourceClaimTemplateName": template} for template in templates]
     pod = kubernetes_objects.pod(name, **fields)
     pod["spec"]["resourceClaims"] = references
     pod["spec"]["containers"][0]["resources"]["claims"] = [{"name": each["name"]} for each in references]
@@ -136,10 +134,3 @@ def allocated(claim: Object | None) -> list[tuple[str, str, str]]:
 
 def _cel(expression: str) -> Object:
     return {"cel": {"expression": expression}}
-
-
-def _claim_spec(requests: Sequence[Object], constraints: Sequence[Object]) -> Object:
-    devices: Object = {"requests": list(requests) or [request()]}
-    if constraints:
-        devices["constraints"] = list(constraints)
-    return {"devices": devices}

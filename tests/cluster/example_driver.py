@@ -11,7 +11,6 @@ from tests.cluster.api_client import Object
 from tests.cluster.api_user_kubeconfigs import User, rule
 from tests.cluster.child_processes import Process
 from tests.cluster.controlplane import ControlPlane
-from tests.cluster.namespace_sandboxes import wait
 
 RESOURCE = "resource.k8s.io"
 RIGHTS = [
@@ -69,13 +68,6 @@ class ExampleDrivers:
         slices: list[Object] = self._plane.api.get(device_objects.SLICE_PATH, fieldSelector=selector)["items"]
         is_complete = slices and len(slices) >= slices[0]["spec"]["pool"]["resourceSliceCount"]
         return slices if is_complete else []
-
-    def remove(self, node: str, driver: str = device_objects.DRIVER) -> None:
-        """Stops a driver and deletes its slices, as a kubelet does when a driver is gone."""
-        self.processes.pop((node, driver)).stop()
-        selector = f"spec.nodeName={node},spec.driver={driver}"
-        self._plane.api.request("DELETE", device_objects.SLICE_PATH, params={"fieldSelector": selector})
-        wait("the slices are gone", lambda: None if self.slices(node, driver) else True)
 
 
 @contextlib.contextmanager

@@ -73,7 +73,9 @@ def place_pods(sandbox: Sandbox, batch: ClusterBatch, folder: Path) -> Recording
                     calls, began_s = len(recorder.filtered), time.monotonic()
                 time.sleep(0.1)
             pods = sandbox.api.get(path)["items"]
-            recorder.drop_rejections_by_older_state("no DeviceClass names it")
+            recorder.drop_rejections_by_older_state(
+                [name for item in batch.late_classes for name in device_objects.resources_of_class(item)]
+            )
         recorder.bound = {pod["metadata"]["name"]: pod["spec"].get("nodeName", "") for pod in pods}
         return recorder
 

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from nodewise.base import quantity
 from nodewise.kube import pod_requests
 from nodewise.kube.pod_requests import HoldingSpec, HoldingStatus
-from nodewise.scheduling_model import parsed_nodes_and_pods
+from nodewise.scheduling_model import simulated_cluster
 from tests import short_and_long_case_counts
 from tests.cluster import program_cache
 from tests.cluster.conftest import get_or_skip
@@ -125,7 +125,7 @@ def test_simulated_requests_are_those_of_component_helpers(upstream: Upstream, p
         resource: -(-quantity.parse(amount) // steps.get(resource, quantity.NANO))
         for resource, amount in upstream(pod)["requests"].items()
     }
-    assert parsed_nodes_and_pods.requests_that_must_fit(pod) == {
+    assert simulated_cluster.requests_that_must_fit(pod) == {
         resource: amount for resource, amount in expected.items() if amount
     }
 

@@ -104,7 +104,9 @@ def command() -> None:
     """
 
 
-@command.command("list", params=[output_option(["table", "json"])])
+@command.command(
+    "list", params=[output_option(["table", "json"])], short_help="List the agents that are installed."
+)
 def list_agents(output: str) -> None:
     """List the agents that `--agents` accepts, and agents of other packages that cannot be used, with the reason.
 
@@ -179,7 +181,7 @@ def show_agent(name: str, output: str) -> None:
     console.print(table)
 
 
-@command.command("new")
+@command.command("new", short_help="Write a package with an agent of your own.")
 @click.argument("name")
 @click.option("--folder", type=click.Path(path_type=Path), help="New folder. [default: nodewise-NAME]")
 def new_agent(name: str, folder: Path | None) -> None:

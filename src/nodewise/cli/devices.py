@@ -4,6 +4,7 @@ import asyncio
 import gc
 import sys
 from collections.abc import Mapping, Sequence
+from functools import partial
 from types import MappingProxyType
 from typing import Annotated, Any, Final, Literal, NamedTuple
 
@@ -148,7 +149,7 @@ def command(command_line: CommandLine) -> None:
             _read_files(own.objects_from)
             if own.objects_from
             else cooperative_scheduling.run_event_loop(
-                _read_cluster(command_line.settings(ClusterOptions), own.node)
+                _read_cluster(command_line.settings(ClusterOptions), own)
             )
         )
         listed = _list_devices(own, objects)
@@ -172,13 +173,17 @@ def _read_files(paths: Sequence[str]) -> Objects:
     }
 
 
-async def _read_cluster(options: ClusterOptions, node: str) -> Objects:
+async def _read_cluster(options: ClusterOptions, own: DevicesOptions) -> Objects:
     """All kinds; of nodes only the named one, whose labels select devices of the network, or all if it is unknown."""
+    kinds, node = list(_WATCHED[:-1]), own.node
+    if not own.device_class and own.output != "json":  # nothing reads attributes, which take time
+        keep = partial(resource_slices.parse_resource_slice, has_attributes=False)
+        kinds = [each._replace(keep=keep) if each.name == RESOURCE_SLICES else each for each in kinds]
     async with open_api(options.kube) as api:
         with Progress() as progress:
             progress.say("reading devices and claims")
-            lists = await asyncio.gather(*(_list(api, watched) for watched in _WATCHED[:-1]))
-            objects = {watched.name: items for watched, items in zip(_WATCHED, lists, strict=False)}
+            lists = await asyncio.gather(*(_list(api, watched) for watched in kinds))
+            objects = {watched.name: items for watched, items in zip(kinds, lists, strict=True)}
             if node:
                 with_labels = api.with_metadata_only()
                 objects[_NODES] = await _list(with_labels, _WATCHED[-1], selector("metadata.name", node))

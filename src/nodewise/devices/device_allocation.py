@@ -406,8 +406,13 @@ def _can_join(constraint: DeviceConstraint, device: Device, others: Sequence[Dev
     if name not in device.attributes or not others:
         return name in device.attributes
     value = device.attributes[name]
-    if value is None or type(value) is tuple:  # kube-scheduler compares no lists
-        return False
+    # kube-scheduler compares lists only with an alpha feature, without which the API server drops them
+    if any(
+        each is None or type(each) is tuple for each in (value, *(each.attributes[name] for each in others))
+    ):
+        raise _UnknownResultError(
+            f"a constraint compares values of the attribute {name} that are no single values"
+        )
     is_equal = [
         type(each.attributes[name]) is type(value) and each.attributes[name] == value for each in others
     ]

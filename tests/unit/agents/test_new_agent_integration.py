@@ -22,7 +22,6 @@ from nodewise.doctor.facts import NodewiseWorkload
 from nodewise.doctor.parsing.objects import Workload
 from nodewise.engine.agent_chain import AgentChain, score_functions
 from nodewise.engine.third_party_agents import Origin, ThirdPartyKind
-from nodewise_scorers.cli import bursts
 
 NAME = "probe"
 
@@ -92,12 +91,6 @@ def test_kube_scheduler_is_configured_for_it(kind: AgentKind) -> None:
 def test_it_can_be_weighed(kind: AgentKind) -> None:
     chain = AgentChain([kind.agent(kind.options())])
     assert [score.label for agent in chain.agents for score in score_functions(agent)] == [NAME]
-
-
-def test_simulations_compare_it(kind: AgentKind) -> None:
-    assert bursts.default_agent_groups() == (
-        "none", "safe", "congestion", "pigeon", "learned", NAME, "safe,congestion"
-    )  # fmt: skip
 
 
 def test_doctor_examines_it(kind: AgentKind) -> None:

@@ -136,6 +136,18 @@ def test_claims_that_nest_deeper_than_the_search_are_not_predicted() -> None:
         assert isinstance(result, NotPredicted) is not is_known
 
 
+@pytest.mark.parametrize("value", [("a", "b"), None], ids=["list", "newer type"])
+@pytest.mark.parametrize("kind", ["match_attribute", "distinct_attribute"])
+def test_constraint_on_lists_or_newer_types_is_not_a_rejection(value: Any, kind: str) -> None:
+    pools = [pool("p", *(device(name, attributes={"d/roots": value}) for name in "ab"))]
+    constrained = msgspec.structs.replace(
+        claim(gpus(2)), constraints=(DeviceConstraint(**{kind: "d/roots"}),)
+    )
+    result = predict_devices(pools, [constrained], CLASSES, NOTHING_IN_USE, device_matches)
+    assert isinstance(result, NotPredicted)
+    assert "d/roots" in result.reason
+
+
 def test_constraints_count_as_steps() -> None:
     pools = [pool("p", *[device(f"g{at}", attributes={"d/x": 1}) for at in range(64)])]
     constrained = claim(gpus(20))

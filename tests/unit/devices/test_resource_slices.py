@@ -88,6 +88,21 @@ def test_a_device_has_its_fields_in_every_version(is_beta: bool) -> None:
     assert str(device.id) == f"{DRIVER}/p/gpu-0"
 
 
+def test_slice_without_attributes_is_otherwise_equal() -> None:
+    document = {
+        "metadata": {"name": "s"},
+        "spec": {"driver": DRIVER, "pool": {"name": "p"}, "devices": [{"name": "a"} | DEVICE]},
+    }
+    decoded = msgspec.json.decode(msgspec.json.encode(document), type=ResourceSliceObject)
+    whole = resource_slices.parse_resource_slice(decoded)
+    without = resource_slices.parse_resource_slice(decoded, has_attributes=False)
+    [device] = whole.devices
+    assert device.attributes
+    assert without == msgspec.structs.replace(
+        whole, devices=(msgspec.structs.replace(device, attributes=resource_slices.EMPTY),)
+    )
+
+
 def test_equal_values_of_attributes_of_different_types_stay_different() -> None:
     for attribute, value in (
         ({"int": 1}, 1),

@@ -188,21 +188,10 @@ class GpuAgent(
     def bind_errors(self) -> Literal["status", "field"]:
         return self._options.bind_errors
 
-    def equivalence_key(self, pod: GpuPod, snapshot: Snapshot) -> tuple[Demand, tuple[int, ...]] | None:
-        """The demand of the pod, which is equal for pods that fit the same nodes; None if it requests no GPUs.
-
-        The key changes when more nodes are left to kube-scheduler: kube-scheduler may have seen a DeviceClass or
-        ResourceSlice, and tried the pod, before nodewise saw it. Which of the nodes the pod can use does not matter.
-        """
-        demand, agent_state = self.demand_of(pod), self.state(snapshot)
-        if not demand.wants_gpus:
-            return None
-        growths = {} if agent_state is None else agent_state.dra.growths
-        return demand, tuple(growths.get(resource, 0) for resource in sorted(_requested_resources(demand)))
-
-    def equivalence_version(self, snapshot: Snapshot) -> object:
-        agent_state = self.state(snapshot)
-        return None if agent_state is None else agent_state.dra.growths
+    def equivalence_key(self, pod: GpuPod, snapshot: Snapshot) -> Demand | None:  # noqa: ARG002
+        """The demand of the pod, which is equal for pods that fit the same nodes; None if it requests no GPUs."""
+        demand = self.demand_of(pod)
+        return demand if demand.wants_gpus else None
 
     def demand_of(self, pod: GpuPod) -> Demand:
         """The demand of the pod, also if it is empty."""
@@ -408,7 +397,9 @@ class GpuAgent(
 
         The rules of a device plugin by which a pod is invalid do not apply there.
         """
-        return agent_state.dra.left(_requested_resources(demand), candidates.numbers)
+        containers: Iterable[ContainerRequest] = (*demand.containers, *demand.init_containers)
+        requested = {resource for container in containers for resource in container.per_gpu}
+        return agent_state.dra.left(demand.refused | requested, candidates.numbers)
 
     def _explain_nodes_without_gpus(
         self, verdict: Verdict, candidates: Names, agent_state: GpuState, demand: Demand
@@ -492,12 +483,6 @@ class GpuAgent(
             ),
             charged=tuple(dict(container.per_gpu) for container, _, _ in listed),
         )
-
-
-def _requested_resources(demand: Demand) -> frozenset[str]:
-    """The resources of all containers, including those by which the demand is invalid."""
-    containers: Iterable[ContainerRequest] = (*demand.containers, *demand.init_containers)
-    return demand.refused | {resource for container in containers for resource in container.per_gpu}
 
 
 def _build_placement_inputs(options: GpuOptions, profile: ResourceProfile) -> PlacementInputs:

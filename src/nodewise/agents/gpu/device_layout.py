@@ -7,7 +7,7 @@ of a taint or of counters that are used up, have nothing left.
 The typical pods for the placement `fragmentation` are those that have devices now: how much of how many devices, and
 the CPU of the pod. They are counted again after a number of changes that is an eighth of their number.
 
-Devices that several nodes can use are not in these arrays.
+Devices that several nodes can use are not in these arrays, only their pools.
 """
 
 from collections import Counter
@@ -29,7 +29,7 @@ from nodewise.agents.gpu.typical_pods import PodClass
 from nodewise.devices import device_allocation, device_inventory, resource_slices
 from nodewise.devices.device_allocation import DeviceUse
 from nodewise.devices.device_inventory import DeviceInventory, NodeDevices
-from nodewise.devices.resource_slices import EMPTY, Device, DeviceId
+from nodewise.devices.resource_slices import EMPTY, Device, DeviceId, DevicePool
 
 DEVICE: Final = "device"
 """The resource of a device."""
@@ -56,6 +56,8 @@ class DeviceLayout(NamedTuple):
     """(N+1), by column: differs from all earlier ones after the devices of the node or their holders changed."""
     workload: WorkloadTables = NO_WORKLOAD
     """The tables of typical pods."""
+    network_pools: tuple[DevicePool, ...] = ()
+    """Pools whose devices several nodes can use."""
 
 
 NO_DEVICE_LAYOUT: Final = DeviceLayout(
@@ -89,6 +91,8 @@ class DeviceLayoutBuilder:
             yield from self._rebuild(index, inventory, nodes)
         else:
             yield from self._replace_changed(index, inventory)
+        if inventory.network_pools != self._result.network_pools:
+            self._result = self._result._replace(network_pools=inventory.network_pools)
         self._inventory, self._index = inventory, index
         return self._result
 

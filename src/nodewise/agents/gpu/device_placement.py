@@ -4,6 +4,9 @@ The claims of a pod are those of `spec.resourceClaims`, and the one that kube-sc
 that DeviceClasses name. On each candidate the devices are predicted in kube-scheduler's own order, and the node is
 scored as by the placement for GPUs. No node is rejected. A node has no points where the devices are not predicted.
 
+Devices that several nodes can use are not predicted: where a request may get one, the devices of the pod are not known
+on any node.
+
 A claim that is allocated already, for example because pods share it, decides the node by itself: kube-scheduler permits
 no other, so the pod gets no points for it.
 
@@ -39,7 +42,7 @@ from nodewise.devices.device_allocation import (
 from nodewise.devices.device_inventory import DeviceInventory, NodeDevices
 from nodewise.devices.device_selectors import device_matches
 from nodewise.devices.resource_claims import DeviceClass, ResourceClaim
-from nodewise.devices.resource_slices import Device, DeviceId
+from nodewise.devices.resource_slices import Device, DeviceId, DevicePool
 
 _MOST_REQUESTS: Final = 64
 """Different requests whose predictions are kept. Tenants choose how many there are."""
@@ -50,6 +53,9 @@ _MOST_STEPS: Final = 6_000
 have no points until the next pod with this request."""
 _EXPECTED_S: Final = 10.0
 """After this time an allocation or node that was not seen does not count."""
+_MOST_NETWORK_CHECKS: Final = 2_048
+"""Selectors of a request and devices of several nodes that are compared. With more, the request may get one of them.
+Tenants choose how many alternatives requests have."""
 _MOST_EXPECTED: Final = 256
 """Pods whose allocation or node was not seen; of more, the oldest do not count. Tenants choose how many pods never
 bind."""
@@ -170,6 +176,8 @@ class DeviceDetails(NamedTuple):
     columns: NDArray[np.intp]
     names: Sequence[tuple[str, ...]]
     """By column. Decisions share it."""
+    is_device_needed: bool = False
+    """Whether the claims do not fit nodes without devices."""
 
     @property
     def nbytes(self) -> int:
@@ -179,14 +187,13 @@ class DeviceDetails(NamedTuple):
         """The candidates whose free devices do not fit the claims."""
         has_devices = self.columns < len(self.names)
         is_misfit = np.array([result == _DOES_NOT_FIT for result in self.results] or [False])
-        misfits: NDArray[np.bool_] = has_devices & is_misfit[self.codes]
-        return misfits
+        return np.where(has_devices, is_misfit[self.codes], self.is_device_needed)
 
     def text(self, candidate: int) -> str:
         """`devices gpu: gpu-3, gpu-4`."""
         column = int(self.columns[candidate])
         if column >= len(self.names):
-            return ""
+            return _NO_DEVICES if self.is_device_needed else ""
         result, names = self.results[int(self.codes[candidate])], self.names[column]
         if isinstance(result, str):
             return result if result == _DOES_NOT_FIT else f"devices not predicted: {result}"
@@ -221,6 +228,7 @@ class DeviceScores(NamedTuple):
 
 
 _DOES_NOT_FIT: Final = "the claims do not fit the free devices"
+_NO_DEVICES: Final = "the node has no devices for the claims"
 _NOT_EXAMINED: Final = "too many nodes changed"
 
 
@@ -233,8 +241,10 @@ class DevicePredictions:
         """Those that all predictions depend on."""
         self._expected: dict[ObjectKey, _Expected] = {}
         """By pod."""
+        self._network: tuple[tuple[DevicePool, ...], dict[Hashable, str]] = ((), {})
+        """Pools of several nodes, and by request why they may serve it; empty if they cannot."""
 
-    def score(
+    def score(  # complexity: nodes, and the pods that are expected on some of them
         self,
         devices: DeviceLayout,
         classes: Mapping[str, DeviceClass],
@@ -242,7 +252,11 @@ class DevicePredictions:
         columns: NDArray[np.intp],
     ) -> DeviceScores:
         """Predict the devices of a demand on nodes, which are columns of the layout."""
-        known = self._known(devices, classes, demand)
+        if classes != self._classes:
+            self._classes, self._network = classes, ((), {})
+            self._by_request.clear()
+        demand = self._without_network(devices.network_pools, demand)
+        known = self._known(devices, demand)
         stale = columns[devices.versions[columns] != known.versions[columns]]
         stale = stale[stale < len(devices.nodes)]
         budget, expected = SearchBudget(_MOST_STEPS), self._expected_by_node()
@@ -280,7 +294,10 @@ class DevicePredictions:
         after = before.fork()
         after.take_amounts(DEVICE, amounts)
         fits = fits_by_code[codes]
-        details = DeviceDetails(codes, known.results, columns, devices.names)
+        # extended resources may have another form on a node without devices
+        claims, use = demand.claims[: len(demand.keys)], DeviceUse()
+        is_device_needed = predict_devices((), claims, self._classes, use, device_matches) is None
+        details = DeviceDetails(codes, known.results, columns, devices.names, is_device_needed)
         return DeviceScores(demand, devices, fits, before, after, amounts > 0, details)
 
     def expect(self, pod: ObjectKey, cpu_milli: int, scored: DeviceScores, best: int, now: float) -> None:
@@ -336,12 +353,21 @@ class DevicePredictions:
                 free[devices.columns[expected.node]] -= expected.cpu_milli
         return free
 
-    def _known(
-        self, devices: DeviceLayout, classes: Mapping[str, DeviceClass], demand: DeviceDemand
-    ) -> _Known:
-        if classes != self._classes:
-            self._by_request.clear()
-            self._classes = classes
+    def _without_network(self, pools: tuple[DevicePool, ...], demand: DeviceDemand) -> DeviceDemand:
+        """The demand; only a reason if several nodes can use devices that may serve it."""
+        if not pools or not demand.claims:
+            return demand
+        if pools is not self._network[0] or len(self._network[1]) > _MOST_REQUESTS:
+            self._network = pools, {}
+        reasons = self._network[1]
+        if demand.key not in reasons:
+            pool = _serving_pool(pools, self._classes, demand)
+            name = f"{pool.id.driver}/{pool.id.pool}" if pool else ""
+            reasons[demand.key] = f"several nodes can use devices of pool {name}" if pool else ""
+        reason = reasons[demand.key]
+        return DeviceDemand((), reason=reason) if reason else demand
+
+    def _known(self, devices: DeviceLayout, demand: DeviceDemand) -> _Known:
         known = self._by_request.pop(demand.key, None)
         if (
             known is None
@@ -399,6 +425,44 @@ class DevicePredictions:
             if expected.devices:
                 by_node.setdefault(expected.node, []).extend(expected.devices)
         return by_node
+
+
+def _serving_pool(  # complexity: the selectors of classes, and then those of requests
+    pools: tuple[DevicePool, ...], classes: Mapping[str, DeviceClass], demand: DeviceDemand
+) -> DevicePool | None:
+    """A pool with a device that matches a request, or may match one; None if there is none."""
+    if incomplete := next((pool for pool in pools if pool.problem), None):
+        return incomplete
+    every = [(pool, device) for pool in pools for item in pool.slices for device in item.devices]
+    left = _MOST_NETWORK_CHECKS
+    for device_class, own in _selectors_by_class(classes, demand).items():
+        candidates = every
+        for selectors in (classes[device_class].selectors, *own):
+            left -= len(candidates) * len(selectors)
+            if left < 0:
+                return candidates[0][0]
+            matching = [each for each in candidates if _may_match(each[1], selectors)]
+            if candidates is every:
+                candidates = matching
+            elif matching:
+                return matching[0][0]
+    return None
+
+
+def _selectors_by_class(
+    classes: Mapping[str, DeviceClass], demand: DeviceDemand
+) -> dict[str, dict[tuple[str, ...], None]]:
+    """The selectors of requests, in their order, by existing DeviceClass."""
+    by_class: dict[str, dict[tuple[str, ...], None]] = {}
+    for request in (request for claim in demand.claims for request in claim.requests):
+        for form in request.alternatives:
+            if form.device_class in classes:
+                by_class.setdefault(form.device_class, {})[form.selectors] = None
+    return by_class
+
+
+def _may_match(device: Device, selectors: Sequence[str]) -> bool:
+    return all(device_matches(each, device) is not False for each in selectors)
 
 
 def _has_devices(inventory: DeviceInventory, node: str, pod: ObjectKey) -> bool:

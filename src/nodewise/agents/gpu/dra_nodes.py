@@ -7,7 +7,6 @@ have devices of the class, or may have: the pool is incomplete, or labels say th
 1.37 `pkg/scheduler/framework/plugins/noderesources/fit.go`, shouldDelegateResourceToDRA.
 """
 
-from collections import defaultdict
 from collections.abc import Callable, Generator, Iterable, Mapping
 from typing import Any, Final, NamedTuple
 
@@ -41,8 +40,6 @@ class DraNodes(NamedTuple):
     """(N+1), by node number: an index into `drivers`; None without devices."""
     drivers: tuple[str, ...] = ("",)
     """The drivers of a node's devices, such as `gpu.example.com, nic.example.com`; the first is empty."""
-    growths: Mapping[str, int] = {}
-    """By resource, how many times nodes were added to `by_resource`. The same object if none was."""
 
     def drivers_of(self, numbers: NDArray[np.intp]) -> NDArray[np.int16]:
         """By node number, the index into `drivers`."""
@@ -102,8 +99,6 @@ class DraNodeTable:
         self._inputs: tuple[object, ...] = ()
         """The generation of pools and the classes of the table."""
         self._table = NO_DRA_NODES
-        self._left: Mapping[str, set[str]] = {}
-        """The names of the nodes in `by_resource` of the table."""
 
     def put(self, node: str, allocatable: frozenset[str], *, is_labelled: bool) -> None:
         """Set the resources of a node that are allocatable, and whether a label says that it has GPUs."""
@@ -133,7 +128,6 @@ class DraNodeTable:
             if self._profile.has(resource)
         }
         by_resource = {resource: np.zeros(len(index.known) + 1, np.bool_) for resource in mapped}
-        left: defaultdict[str, set[str]] = defaultdict(set)
         drivers, codes = {"": 0}, np.zeros(len(index.known) + 1, np.int16)
         for number, name in enumerate(index.known):
             if number % _STRIDE == 0:
@@ -143,18 +137,10 @@ class DraNodeTable:
             if text in drivers or len(drivers) < _MOST_DRIVERS:
                 codes[number] = drivers.setdefault(text, len(drivers))
             for resource in mapped.keys() - self._allocatable.get(name, frozenset()):
-                if name in self._labelled or may_have(devices, mapped[resource]):
-                    by_resource[resource][number] = True
-                    left[resource].add(name)
+                by_resource[resource][number] = name in self._labelled or may_have(devices, mapped[resource])
         self._inputs, self._index = inputs, index
-        self._table = DraNodes(by_resource, codes, tuple(drivers), self._count_growths(left))
+        self._table = DraNodes(by_resource, codes, tuple(drivers))
         return self._table
-
-    def _count_growths(self, left: Mapping[str, set[str]]) -> Mapping[str, int]:
-        before, self._left = self._left, left
-        growths = self._table.growths
-        grown = [resource for resource, names in left.items() if not names <= before.get(resource, set())]
-        return {**growths, **{name: growths.get(name, 0) + 1 for name in grown}} if grown else growths
 
 
 def may_have(devices: NodeDevices, device_class: DeviceClass) -> bool:

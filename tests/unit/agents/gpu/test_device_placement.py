@@ -336,3 +336,33 @@ def test_partition_blocks_the_partitions_that_overlap_it() -> None:
     points, details = cluster.decide(pod("p", "c"))
     assert points[1] == 10
     assert details[:2] == ["devices gpu: half-1", "devices gpu: half-2"]
+
+
+@pytest.mark.parametrize(("most_compared", "is_predicted"), [(48, True), (47, False)])
+def test_request_is_compared_with_few_devices_of_several_nodes(
+    monkeypatch: pytest.MonkeyPatch, most_compared: int, is_predicted: bool
+) -> None:
+    """Two pools of 8 devices, the selector of the class, and two of the requests."""
+    monkeypatch.setattr(device_placement, "_MOST_NETWORK_CHECKS", most_compared)
+    devices = [device_objects.device(f"d{at}", attributes={"slot": 9}) for at in range(8)]
+    pools = [device_objects.resource_slice("", devices, pool=name, allNodes=True) for name in ("a", "b")]
+    alternatives = [
+        device_objects.alternative(f"a{at}", f"device.attributes['{device_objects.DRIVER}'].slot == {at}")
+        for at in (1, 2)
+    ]
+    request = {"name": "gpu", "firstAvailable": alternatives}
+    cluster = Cluster("pack", *THREE, *pools, device_objects.claim("c", request))
+    _, details = cluster.decide(pod("p", "c"))
+    reason = "devices not predicted: several nodes can use devices of pool gpu.example.com/a"
+    assert (details[0] == reason) == (not is_predicted)
+
+
+def test_reason_for_devices_of_several_nodes_follows_the_class_after_a_pod_without_claims() -> None:
+    pool = device_objects.resource_slice("", [device_objects.device("d0")], pool="fabric", allNodes=True)
+    no_device = device_objects.device_class(device_objects.DRIVER, "false", extended_resource=GPU)
+    cluster = Cluster("pack", *THREE, pool, claim("c"))
+    reason = "devices not predicted: several nodes can use devices of pool gpu.example.com/fabric"
+    assert cluster.decide(pod("p", "c"))[1][0] == reason
+    cluster.apply(no_device)
+    cluster.best("q")
+    assert cluster.decide(pod("p", "c"))[1][0] == "the claims do not fit the free devices"

@@ -1,6 +1,5 @@
 """Nodes whose GPUs a DRA driver provides are left to kube-scheduler."""
 
-import itertools
 from collections.abc import Mapping
 from typing import Any
 
@@ -129,25 +128,6 @@ def test_nodes_follow_the_slices_and_classes() -> None:
         "plain",
     }
     assert passing(snapshot_of(with_driver("plain", classes=()), builder), pod()) == {"plugin", "mixed"}
-
-
-def test_equivalence_key_changes_only_when_more_nodes_are_left_to_kube_scheduler() -> None:
-    builder, keys, versions = GpuStateBuilder(GENERIC), [], []
-    for cluster in (
-        with_driver("driver", classes=()),
-        with_driver("driver"),
-        with_driver(slice_of("driver", devices=[{"name": "b"}])),
-        with_driver("driver", "plain"),
-        with_driver("driver"),
-        with_driver("driver", of={name: NODES[name] for name in ("driver", "plugin")}),
-        with_driver("driver", "plain"),
-    ):
-        snapshot = snapshot_of(cluster, builder)
-        keys.append(AGENT.equivalence_key(pod(), snapshot))
-        versions.append(AGENT.equivalence_version(snapshot))
-    for values in (keys, list(map(id, versions))):
-        changes = [before != after for before, after in itertools.pairwise(values)]
-        assert changes == [True, False, True, False, False, True]
 
 
 def test_devices_of_an_incomplete_pool_may_exist() -> None:
