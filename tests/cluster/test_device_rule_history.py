@@ -213,3 +213,25 @@ def test_diff_lists_rules_and_devices_that_change(held: HeldHistory) -> None:
     held.write("new.yaml", HOT | {"maxAge": "10m", "maxTaintedShare": "0.25"})
     lines = [" ".join(line.split()) for line in diff(held).splitlines()]
     assert f"{DRIVER}/n1/gpu-2 {reason} not tainted yet, because of for" in lines
+
+
+def test_diff_compares_taints_over_the_history(held: HeldHistory) -> None:
+    rule = {**HOT, "maxAge": "10m", "maxTaintedShare": "0.5"}
+    held.write("old.yaml", rule)
+    held.write("new.yaml", rule | {"above": 98})
+    since = f"--since={STEPS + (time.time() - held.start - 60 * STEPS) // 60:.0f}m"
+    document = json.loads(diff(held, since, "--output=json"))
+    devices = {each.pop("device").removeprefix(f"{DRIVER}/"): each for each in document["history"]["devices"]}
+    # hot from minute 30 on, tainted after 3 minutes, and below 80 from minute 60 on
+    assert devices["n1/gpu-0"] == {
+        "effect": "NoSchedule",
+        "before": 27 * 60,
+        "after": 0,
+        "only_before": 27 * 60,
+        "only_after": 0,
+    }
+    lines = [" ".join(line.split()) for line in diff(held, since).splitlines()]
+    assert f"{DRIVER}/n1/gpu-0 NoSchedule 27m 0 27m 0" in lines, lines
+    held.write("new.yaml", rule)
+    document = json.loads(diff(held, since, "--output=json", code=0))
+    assert document["history"]["devices"] == []

@@ -4,11 +4,13 @@ import contextlib
 import random
 import time
 from collections.abc import Iterator, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
 import pytest
 
+from nodewise.kube import shard_election
 from tests import short_and_long_case_counts
 from tests.cluster import (
     changing_exporter,
@@ -23,15 +25,17 @@ from tests.cluster.api_user_kubeconfigs import User
 from tests.cluster.changing_exporter import ChangingExporter
 from tests.cluster.controlplane import ControlPlane
 from tests.cluster.device_objects import DRIVER
-from tests.cluster.killed_leaders import ControllerReplicas, StateComparison, wait_for_leader
+from tests.cluster.killed_leaders import LEASE, ControllerReplicas, StateComparison, wait_for_leader
 from tests.cluster.namespace_sandboxes import Sandbox, wait
 from tests.cluster.prometheus_process import PrometheusProcess
+from tests.cluster.test_network_faults import events
 
 pytestmark = pytest.mark.kubernetes_versions(oldest=36)
 
 DEVICE_TAINTS: Final = extender_process.manifest("device-taints.yaml")
 RULES: Final = f"/apis/{device_objects.TAINT_RULE_VERSION}/devicetaintrules"
 POLICIES: Final = "/apis/nodewise.io/v1alpha1/clusterplacementpolicies"
+LEASES: Final = LEASE.rpartition("/")[0]
 LABEL: Final = "nodewise.io/device-policy"
 NODES: Final = ("n1", "n2")
 GPUS: Final = 4
@@ -314,6 +318,50 @@ def test_policies_with_other_identities_effects_and_problems(
         wait("its taints are gone", lambda: not tainted(cluster.api, "by-index") or None)
         cluster.api.delete(f"{RULES}/{rule_name(cluster, 'by-pci')}")
         wait_tainted(cluster, "n2/gpu-1", policy="by-pci")
+
+
+def test_one_of_two_replicas_with_shards_taints_devices_of_all_nodes_and_is_followed(
+    cluster: Sandbox, account: User, temperatures: Temperatures, prometheus: PrometheusProcess, tmp_path: Path
+) -> None:
+    put_nodes_in_two_shards(cluster)
+    put_policy(cluster, HOT)
+    temperatures.set({("n1", 0): 99, ("n2", 3): 99})
+    start = partial(
+        extender_process.controller, account, tmp_path, *options(prometheus, KILL_PERIOD_S), "--shards=2"
+    )
+    with start() as first, start() as second:
+        wait_tainted(cluster, "n1/gpu-0", "n2/gpu-3")
+        leader, other = sorted((first, second), key=lambda process: -len(events(process, "device_tainted")))
+        holders = [LEASE, *(f"{LEASES}/{shard_election.shard_lease(shard)}" for shard in range(2))]
+        wait(
+            "each replica holds a shard",
+            lambda: len({holder(cluster.api, lease) for lease in holders[1:]} - {""}) == 2 or None,
+        )
+        assert [len(events(process, "device_tainted")) for process in (leader, other)] == [2, 0]
+        leader.kill()
+        temperatures.set({("n1", 0): 40, ("n1", 1): 99})
+        wait_tainted(cluster, "n1/gpu-1", "n2/gpu-3")
+        assert len(events(other, "device_tainted")) == len(events(other, "device_taint_removed")) == 1
+        wait(
+            "one replica holds all",
+            lambda: len({holder(cluster.api, lease) for lease in holders}) == 1 or None,
+        )
+
+
+def put_nodes_in_two_shards(sandbox: Sandbox) -> None:
+    """Creates the second node again until its uid belongs to another shard than that of the first."""
+
+    def shards() -> list[int]:
+        nodes = (sandbox.api.get(f"/api/v1/nodes/{name}") for name in NODES)
+        return [shard_election.shard_of(node["metadata"]["uid"], 2) for node in nodes]
+
+    while len({*shards()}) == 1:
+        sandbox.api.delete(f"/api/v1/nodes/{NODES[1]}")
+        sandbox.nodes(kubernetes_objects.node(NODES[1]))
+
+
+def holder(api: ClusterApi, lease: str) -> str:
+    return str((api.find(lease) or {}).get("spec", {}).get("holderIdentity") or "")
 
 
 NODE_LABELS: Final = [{"metric": "temp", "above": 1, "labels": {"gpu.nodewise.io/hot": "true"}}]

@@ -125,6 +125,32 @@ def test_a_note_names_metrics_that_prometheus_does_not_have(
     assert f'did you mean "{known}"' in note
 
 
+@pytest.mark.parametrize(
+    ("rule", "label", "expected"),
+    [
+        ({"metric": METRICS[0]}, "devcie", ["'devcie'"]),
+        ({"metric": METRICS[0]}, "device", []),
+        ({"query": f"max by (node, cpu) ({METRICS[0]}) # )"}, "device", ["'device'"]),
+        ({"query": f"max by (node, device) ({METRICS[0]})"}, "device", []),
+        ({"metric": "absent"}, "device", []),
+    ],
+)
+def test_a_note_names_labels_of_devices_that_no_series_has(
+    prometheus: PrometheusProcess, tmp_path: Path, rule: dict[str, str], label: str, expected: list[str]
+) -> None:
+    file = tmp_path / "policy.yaml"
+    policy = yaml.safe_load(POLICY)
+    own = {"above": 0, "driver": "gpu.example.com", "deviceLabel": label}
+    policy["spec"] = {"deviceTaints": [rule | own]}
+    file.write_text(yaml.safe_dump(policy))
+    done = read_only_commands.run("policy", "lint", str(file), f"--prometheus-url={prometheus.url}")
+    assert done.returncode == 0, done.stderr
+    notes = [line for line in done.stdout.splitlines() if "deviceLabel: found" in line]
+    assert [note.partition("found ")[2].partition(",")[0] for note in notes] == expected
+    assert all("a label of the results in Prometheus, which are " in note for note in notes)
+    assert all('did you mean "device"?' in note for note in notes if "devcie" in note)
+
+
 def test_a_prometheus_that_does_not_respond_is_an_error(tmp_path: Path) -> None:
     file = tmp_path / "policy.yaml"
     file.write_text(POLICY + "  - {query: x, above: 0}\n")

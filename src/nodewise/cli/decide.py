@@ -58,6 +58,8 @@ class PodDecision(NamedTuple):
     agents: list[str]
     node: str
     """The node that it is on; empty while it waits."""
+    misfits: Mapping[str, str]
+    """The nodes that pass and whose free devices do not fit the claims of the pod, with the reason."""
 
     @property
     def stays(self) -> bool:
@@ -79,7 +81,7 @@ class PodDecision(NamedTuple):
     @property
     def best_node(self) -> str:
         """The node with the best score, first of those that fit; empty if none passes."""
-        points, misfits = self.scored.points(), self._misfits()
+        points, misfits = self.scored.points(), self.misfits
         if misfits:
             points = np.where([name in misfits for name in self.scored.names], -1, points)
         return self.scored.names[int(points.argmax())] if len(points) else ""
@@ -89,20 +91,8 @@ class PodDecision(NamedTuple):
         """The nodes that pass, without those whose free devices do not fit the claims of the pod: kube-scheduler
         rejects these.
         """
-        feasible, misfits = self.filtered.feasible(), self._misfits()
+        feasible, misfits = self.filtered.feasible(), self.misfits
         return feasible & [name not in misfits for name in self.filtered.names] if misfits else feasible
-
-    def _misfits(self) -> frozenset[str]:
-        # start-up time: most pods have no claims
-        from nodewise.agents.gpu.device_placement import DeviceDetails
-
-        return frozenset(
-            name
-            for decision in (self.filtered, self.scored)  # those of first-fit are in the verdict
-            for _, each in decision.details()
-            if isinstance(each, DeviceDetails)
-            for name in decision.names[each.misfits()].tolist()
-        )
 
 
 class PodDecisions(NamedTuple):
@@ -130,8 +120,19 @@ def decide_pod(chain: AgentChain, pod: Any, names: list[str], snapshot: Snapshot
         without_pod = chain.preempt(pod, evicted, snapshot, snapshot.at)
         filtered = _pass_own_node_without_pod(filtered, node, without_pod)
     left = filtered.names[filtered.feasible()].tolist()
-    scored = chain.prioritize(pod, left, snapshot, snapshot.at)
-    return PodDecision(filtered, scored, [agent.name for agent in chain.agents], node)
+    scored, passing = chain.prioritize(pod, left, snapshot, snapshot.at), set(left)
+    # start-up time: most pods have no claims
+    from nodewise.agents.gpu.device_placement import DeviceDetails
+
+    misfits = {
+        name: details.text(position)
+        for decision in (filtered, scored)  # those of first-fit are in the verdict
+        for _, details in decision.details()
+        if isinstance(details, DeviceDetails)
+        for position in np.flatnonzero(details.misfits()).tolist()
+        if (name := decision.names[position]) in passing
+    }
+    return PodDecision(filtered, scored, [agent.name for agent in chain.agents], node, misfits)
 
 
 def _pass_own_node_without_pod(filtered: Decision, node: str, without_pod: Decision) -> Decision:
@@ -149,9 +150,12 @@ def _pass_own_node_without_pod(filtered: Decision, node: str, without_pod: Decis
 
 def pod_document(pod_decision: PodDecision, decisions: PodDecisions) -> dict[str, Any]:
     """A pod as `-o json` prints it; `node` and `stays` (null while it waits) only with --running. The age of a value
-    of the future is negative.
+    of the future is negative. Nodes whose devices do not fit are in `misfits`, with the reason, not in `feasible`.
     """
     entry = decision_json.pod_document(pod_decision.filtered, pod_decision.scored, pod_decision.agents)
+    if misfits := pod_decision.misfits:
+        entry["feasible"] = [name for name in entry["feasible"] if name not in misfits]
+        entry["misfits"] = misfits
     for value in entry["values"]:
         if ahead_s := decisions.ahead_s.get((value["metric"], value["node"])):
             value["age_s"] = -round(ahead_s, 3)
@@ -296,6 +300,7 @@ def _format_rejections(pod_decision: PodDecision) -> Iterator[str]:
                 nearest = int(at[verdict.details.distances()[at].argmin()])
                 shortfall = verdict.details.text(nearest)
                 closest[text] = f" ({pod_decision.filtered.names[nearest]}: {shortfall})" if shortfall else ""
+    counts.update(pod_decision.misfits.values())
     yield from (f"{count} {text}{closest.get(text, '')}" for text, count in counts.most_common())
     for _, verdict in pod_decision.filtered.verdicts:
         for policy in verdict.policies:
@@ -322,7 +327,7 @@ def _node_rows(entry: dict[str, Any]) -> Iterator[list[str]]:
     for value in entry["values"]:
         measured.setdefault(value["node"], {})[_format_value(value)] = None
     here = [entry["node"] or "-"] if "node" in entry else []
-    for node in [*entry["feasible"], *entry["rejected"]]:
+    for node in [*entry["feasible"], *entry.get("misfits", ()), *entry["rejected"]]:
         parts = (
             ScorePart(label, part["weight"], part["scores"][node])
             for label, part in entry.get("parts", {}).items()

@@ -297,7 +297,10 @@ def _warn_of_misspelled_kinds(sources: _ObjectSources, resources: Iterable[Resou
             if kind not in known and (similar := closest_name(kind, sorted(known))):
                 where = files.entries(group, kind)[0].where
                 terminal_output.print_message(
-                    f"Warning: {where}: an object of the unknown kind {shown(kind)} is ignored; "
+                    f"Warning: {where}: a ResourceClaimTemplate is ignored; devices are predicted for "
+                    "ResourceClaims that exist"
+                    if kind == "ResourceClaimTemplate"
+                    else f"Warning: {where}: an object of the unknown kind {shown(kind)} is ignored; "
                     f'did you mean "{similar}"?'
                 )
 
@@ -374,7 +377,7 @@ class LoadedMetrics:
         self._snapshot = snapshot
 
     def supports(self, request: MetricRequest) -> bool:
-        return bool(request.metric) and not request.by_pod
+        return bool(request.metric) and not (request.by_pod or request.device_label)
 
     async def fetch(self, request: MetricRequest, now: float) -> Series:  # noqa: ARG002 - the contract of a source
         series = metric_files.select_series(self._snapshot, request)

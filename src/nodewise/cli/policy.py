@@ -27,6 +27,7 @@ from nodewise.policies.placement_policy import PolicyKey
 from nodewise.policies.policy_objects import RESOURCES, PolicyObject
 
 if TYPE_CHECKING:
+    from nodewise.metrics.prometheus.client import PrometheusClient
     from nodewise.policy_tools.query_lint import PrometheusFacts
 
 
@@ -51,6 +52,7 @@ _MODULES: Final = {
 """The modules of commands that are imported only when they are called: most need the sources of metrics."""
 
 _NAMES_RANGE_S: Final = 3600.0  # metrics that ended longer ago are unknown
+_LABEL_NAME: Final = re.compile("[a-zA-Z_][a-zA-Z0-9_]*")
 _LAST_APPLIED: Final = "kubectl.kubernetes.io/last-applied-configuration"  # the annotation of `kubectl apply`
 
 
@@ -92,7 +94,7 @@ class LintOptions(CommandOptions, frozen=True, kw_only=True):
     """Ignore files without policies, also if they are no valid YAML."""
 
 
-@settings_command("lint", LintOptions, PrometheusOptions)
+@settings_command("lint", LintOptions, PrometheusOptions, short_help="List problems of policies in files.")
 def lint(command_line: CommandLine) -> None:
     """List every problem of the policies in files or folders (- is standard input).
 
@@ -102,8 +104,8 @@ def lint(command_line: CommandLine) -> None:
     rule. In a cluster, a policy with an unknown field rejects its pods. Notes name fields of a PlacementPolicy that
     never apply, queries whose results have no label of a node, shares that are compared with a percentage, misspelled
     metrics of nodewise, and attributes of devices that no ResourceSlice in FILE has; they are no problems. With
-    --prometheus-url,
-    Prometheus parses the queries, and its errors are problems; notes name metrics that it does not have.
+    --prometheus-url, Prometheus parses the queries, and its errors are problems; notes name metrics, and labels of
+    devices, that it does not have.
 
     \b
     Examples:
@@ -183,11 +185,11 @@ def _may_contain_policy(file: Path) -> bool:
 def _prometheus_facts(
     policies: Sequence[object_files.FileObject], options: PrometheusOptions
 ) -> "PrometheusFacts":
-    """The labels of nodes and, with a URL, the errors of Prometheus' parser and the names of metrics. All servers parse
-    each query.
+    """The labels of nodes and, with a URL, the errors of Prometheus' parser, the names of metrics, and the labels of
+    series of device rules. All servers parse each query.
     """
     # start-up time: no other command needs them
-    from nodewise.policy_tools.query_lint import PrometheusFacts, rules_with_query
+    from nodewise.policy_tools.query_lint import PrometheusFacts, device_rules, rules_with_query
 
     if not options.prometheus_url:
         return PrometheusFacts(options.prometheus_node_label)
@@ -196,18 +198,25 @@ def _prometheus_facts(
     from nodewise.metrics.prometheus.client import MAX_METRIC_NAMES, PrometheusClient, PrometheusConnection
     from nodewise.observe.metrics_registry import MetricsRegistry
 
-    specs = (msgspec.json.decode(entry.data).get("spec") for entry in policies)
+    specs = [msgspec.json.decode(entry.data).get("spec") for entry in policies]
+    labels = {(query, label) for spec in specs for _, label, query in device_rules(spec)}
     queries = dict.fromkeys(rule["query"] for spec in specs for _, rule in rules_with_query("spec", spec))
 
-    async def ask() -> tuple[dict[str, str], set[str]]:
+    async def ask() -> tuple[dict[str, str], set[str], dict[str, set[str]]]:
         errors: dict[str, str] = {}
         names: set[str] = set()
+        result_labels: dict[str, set[str]] = {}
         is_complete = True
         for url in options.prometheus_url:
             connection = PrometheusConnection(url, options, MetricsRegistry())
             try:
                 client = PrometheusClient(connection, options.prometheus_timeout_s)
                 errors |= {query: error for query in queries if (error := await client.parse_error(query))}
+                for query, label in labels:
+                    if query not in errors:
+                        result_labels.setdefault(query, set()).update(
+                            await _result_labels(client, query, label)
+                        )
                 try:
                     own_names = await client.metric_names(time.time() - _NAMES_RANGE_S)
                 except NodewiseError as error:  # a gateway may allow only queries
@@ -218,9 +227,25 @@ def _prometheus_facts(
                 await connection.http.aclose()
             names.update(own_names)
             is_complete &= len(own_names) < MAX_METRIC_NAMES
-        return errors, names if is_complete else set()
+        return errors, names if is_complete else set(), result_labels
 
     return PrometheusFacts(options.prometheus_node_label, *asyncio.run(ask()))
+
+
+async def _result_labels(client: "PrometheusClient", query: str, label: str) -> set[str]:
+    """The labels of some results of a query, and the one that is looked for if any result has it or may have it."""
+    from nodewise.metrics.prometheus.query_responses import newest_values  # start-up time
+
+    queries = [f"topk(20, {query}\n)"]
+    if _LABEL_NAME.fullmatch(label):
+        queries.append(f"bottomk(2, count by ({label}) ({query}\n))")
+    names: set[str] = set()
+    try:
+        for each in queries:
+            names.update(*(value.labels for value in newest_values(await client.query(each))))
+    except NodewiseError:  # lint names invalid queries, and missing values are no problem of the policy
+        return {label}
+    return names - {"__name__"}
 
 
 def _policies(objects: object_files.FileObjects) -> Iterator[tuple[PolicyKey, object_files.FileObject]]:
@@ -232,7 +257,7 @@ def _policies(objects: object_files.FileObjects) -> Iterator[tuple[PolicyKey, ob
             yield PolicyKey(kind, namespace, policy.metadata.name), entry
 
 
-@command.command()
+@command.command(short_help="Convert TASPolicies in files.")
 @click.option(
     "--when-missing",
     type=click.Choice(["pass", "reject"]),

@@ -34,7 +34,7 @@ from nodewise.policies.placement_policy import PolicyKey
 from nodewise.policies.policy_objects import RESOURCES
 from nodewise.policies.state import POLICY_KINDS, PolicyState
 from nodewise.policy_tools import device_timeline, policy_diff, policy_history_diff, policy_timeline
-from nodewise.policy_tools.backtest_history import HistoryRange
+from nodewise.policy_tools.backtest_history import HistoryObjects, HistoryRange
 from nodewise.policy_tools.device_timeline import (
     DeviceChange,
     DeviceObjects,
@@ -105,7 +105,7 @@ class PolicyComparison(NamedTuple):
     @property
     def has_changes(self) -> bool:
         now = self.groups or self.labels or self.modes or self.device_rules or self.devices
-        return bool(now or (self.history and self.history.groups))
+        return bool(now or (self.history and (self.history.groups or self.history.devices)))
 
 
 @settings_command(
@@ -127,7 +127,8 @@ def command(command_line: CommandLine) -> None:
     policies are compared as if no node had any. Device rules that differ are listed, and with ResourceSlices and values
     the devices that would be tainted or released. Policies in the mode Shadow or Canary are compared as if they were
     enforced, unless NEW gives a policy more effect: from Shadow to Enforce, or another canary. With --since, rejections
-    are also compared over the history of the metrics in Prometheus, for the pods and nodes of now. Nothing is written.
+    and taints are also compared over the history of the metrics in Prometheus, for the pods, nodes and devices of now.
+    Nothing is written.
 
     \b
     Examples:
@@ -221,9 +222,10 @@ async def _compare(  # complexity: reads, evaluates and compares
     if not own.since_s:
         return comparison
     history_range = HistoryRange(own.since_s, None, own.step_s)
+    now = HistoryObjects(inputs.nodes, DeviceObjects.of(inputs.objects))
     with progress_bar("evaluating") as progress:
         history = await policy_history_diff.compare(
-            objects, groups, settings, inputs.nodes, fetching.prometheus, history_range, progress
+            objects, groups, settings, now, fetching.prometheus, history_range, progress
         )
     return comparison._replace(history=history)
 
@@ -236,13 +238,13 @@ def _watched_devices(*sides: Objects) -> Sequence[Watched]:
 
 def _with_devices(  # complexity: two sides, and policies that are invalid
     comparison: PolicyComparison,
-    compared: Sequence[Objects],
+    sides: Sequence[Objects],
     inputs: ObjectsAndMetrics,
     objects: Sequence[Objects],
     moments: Sequence[Moment],
 ) -> PolicyComparison:
-    """The comparison with the devices of all policies, if one of `compared` has device rules."""
-    if not _watched_devices(*compared):
+    """The comparison with the devices of all policies, if one of `sides` has device rules."""
+    if not _watched_devices(*sides):
         return comparison
     timelines = [
         _device_timeline(inputs, objects_of_side, moment)
@@ -250,12 +252,11 @@ def _with_devices(  # complexity: two sides, and policies that are invalid
     ]
     before, after = timelines
     reports = after.taints.reports.items()
-    notes = (
+    notes = [
         f"{key.text()}: {text}"
         for key, report in reports
-        for text in (report.unmatched, report.limited)
-        if text
-    )
+        for text in filter(None, (report.unmatched, report.limited))
+    ]
     # the leader leaves the taints of an invalid policy as they are
     invalid = {
         key.name: f"{key.text()} is invalid, so its taints stay as they are: {state.policy.problems[0]}"
@@ -263,13 +264,18 @@ def _with_devices(  # complexity: two sides, and policies that are invalid
         if "deviceTaints" in state.policy.sections and state.policy.problems
     }
     kept = {name: taint for name, taint in before.taints.wanted.items() if taint.policy not in invalid}
+    changes = device_timeline.device_changes(before.taints._replace(wanted=kept), after.taints)
+    unknown = before.unknown_devices(after) | after.unknown_devices(before)
+    compared = [change for change in changes if change.device not in unknown]
+    if left_out := len(changes) - len(compared):
+        notes.append(f"{counted(left_out, 'device')} without a value before or after: not compared")
     count = len(
         {str(each) for timeline in timelines for each in timeline.table.ids[: timeline.table.present]}
     )
     return comparison._replace(
         notes=[*comparison.notes, *invalid.values(), *notes],
-        device_rules=list(device_timeline.device_rule_changes(*map(policy_diff.parse_policies, compared))),
-        devices=device_timeline.device_changes(before.taints._replace(wanted=kept), after.taints),
+        device_rules=list(device_timeline.device_rule_changes(*map(policy_diff.parse_policies, sides))),
+        devices=compared,
         device_count=count,
     )
 
@@ -401,12 +407,23 @@ def _print_history(history: HistoryComparison) -> None:
         terminal_output.print_table(("  NODE", "REJECTED BEFORE", "AFTER", "ONLY BEFORE", "ONLY AFTER"), rows)
         if len(item.nodes) > _MAX_ROWS:
             click.echo(f"  … and {len(item.nodes) - _MAX_ROWS} more nodes")
-    if not history.groups and history.left_out:
+    _print_device_history(history)
+    has_changes = history.groups or history.devices
+    if not has_changes and history.left_out:
         click.echo(
             f"nothing changes at the last {history.compared} times; the {history.left_out} before are unknown"
         )
-    elif not history.groups:
+    elif not has_changes:
         click.echo("nothing changes")
+
+
+def _print_device_history(history: HistoryComparison) -> None:
+    if history.devices:
+        head = ("DEVICE", "EFFECT", "TAINTED BEFORE", "AFTER", "ONLY BEFORE", "ONLY AFTER")
+        rows = [(*each[:2], *map(report.duration, each[2:])) for each in history.devices[:_MAX_ROWS]]
+        terminal_output.print_table(head, rows)
+    if len(history.devices) > _MAX_ROWS:
+        click.echo(f"… and {len(history.devices) - _MAX_ROWS} more devices")
 
 
 def _print_group(group: SelectedPodGroup, node_count: int) -> None:
@@ -496,6 +513,7 @@ def _history_document(history: HistoryComparison) -> Mapping[str, Any]:
             }
             for item in history.groups
         ],
+        "devices": [each._asdict() for each in history.devices],
     }
 
 

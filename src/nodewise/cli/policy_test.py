@@ -63,10 +63,10 @@ def command(command_line: CommandLine) -> None:
 
     FILE is a suite, or a folder, of which all files named *suite.yaml count that are not hidden. A suite has
     policies, and tests with nodes, pods, series of metrics in the notation of `promtool test rules`, and
-    expectations: which nodes are rejected and why, ranks, node labels, suspended rules and events. Policies are
-    evaluated by the code that serves requests. --coverage and --mutate show what the tests leave open: branches of
-    rules that no test reaches, and mutants that no test detects. A mutant is a copy of a policy with another
-    operator, target, order or treatment of missing values, or without one rule. Reasons are not compared for
+    expectations: which nodes are rejected and why, tainted devices, ranks, node labels, suspended rules and events.
+    Policies are evaluated by the code that serves requests. --coverage and --mutate show what the tests leave open:
+    branches of rules that no test reaches, and mutants that no test detects. A mutant is a copy of a policy with
+    another operator, target, order or treatment of missing values, or without one rule. Reasons are not compared for
     mutants, because they contain the rule itself.
 
     \b

@@ -223,19 +223,25 @@ def _sample_columns(items: Batch) -> SampleColumns | None:
     values = cast("Sequence[NodeValue]", items)
     texts = [value.value for value in values]
     nano_values = _parse_plain_values(texts) if set(map(type, texts)) == {str} else None
-    stamps = [value.timestamp for value in values]
-    try:
-        times = {stamp: parse_timestamp(stamp) for stamp in set(stamps)}
-    except ValueError:
-        return None
     if nano_values is None:
         return None
+    try:
+        times = _convert_timestamps([value.timestamp for value in values])
+    except ValueError:
+        return None
+    windows = [value.windowSeconds for value in values]
+    if None in set(windows):
+        windows = list(map(_window_s, values))
     return SampleColumns(
-        [value.describedObject.name for value in values],
-        nano_values,
-        [nan if at is None else at for at in map(times.get, stamps)],
-        list(map(_window_s, values)),
+        [value.describedObject.name for value in values], nano_values, times, cast("list[float]", windows)
     )
+
+
+def _convert_timestamps(stamps: Sequence[str | None]) -> list[float]:
+    """NaN for none. Each is parsed once: items share few timestamps, mostly one."""
+    times = {stamp: parse_timestamp(stamp) for stamp in set(stamps)}
+    converted = {stamp: nan if at is None else at for stamp, at in times.items()}
+    return [*converted.values()] * len(stamps) if len(converted) == 1 else [converted[at] for at in stamps]
 
 
 def _window_s(item: NodeValue) -> float:

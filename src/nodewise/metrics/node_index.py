@@ -319,6 +319,11 @@ class NodeIndex:
         return None if numbers is None else Names(self, numbers)
 
 
+def node_bits(mask: NDArray[np.bool_]) -> int:
+    """A mask by node number as the bits of one number, which takes an eighth of the memory."""
+    return int.from_bytes(np.packbits(mask, bitorder="little").tobytes(), "little")
+
+
 class Names(msgspec.Struct, eq=False, gc=False):
     """Node names by position, stored as numbers of an index: values per node are looked up without thousands of
     strings. Indexing, iteration and `tolist` return names.

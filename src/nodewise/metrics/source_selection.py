@@ -607,10 +607,14 @@ def _no_source_failure(request: MetricRequest, sources: Sequence[MetricsSource])
     if not sources:
         cause = Cause("NoSource", "no source of metrics is configured", "set --metrics or --prometheus-url")
         return FetchFailure(cause.text, cause)
-    if request.query:
-        text = "a query is answered by Prometheus only, and none is configured"
-        cause = Cause("NoSource", text, "give --prometheus-url")
-        return FetchFailure(f"{text}: {cause.remedy}", cause)
+    if request.query or request.device_label:
+        lack = (
+            "a query is answered by Prometheus only"
+            if request.query
+            else "only Prometheus has values of devices"
+        )
+        cause = Cause("NoSource", f"{lack}, and none is configured", "give --prometheus-url")
+        return FetchFailure(f"{cause.text}: {cause.remedy}", cause)
     text = f"none of --metrics has such a metric: {', '.join(source.name for source in sources)}"
     titles = " or ".join(dict.fromkeys(missing_values.source_title(source.name) for source in sources))
     remedy = "correct the name, or add the source that has it to --metrics"

@@ -17,6 +17,8 @@ COMPUTED: Final = "computed"
 """The source of metrics that nodewise computes. `--metrics` does not name it."""
 RESOURCE_METRICS: Final = ("cpu_usage", "memory_usage", "cpu_usage_share", "memory_usage_share")
 """Usage in cores and bytes, and as a share (0 to 1) of the allocatable resources, from metrics-server."""
+USAGE_MAX_AGE_S: Final = 180.0
+"""The agent load ignores usage that is older: scrapes of up to a minute may fail twice."""
 
 CLUSTER: Final = "a cluster"
 """The requirement of sources that the API server serves, which a user can read with the rights of a kubeconfig."""

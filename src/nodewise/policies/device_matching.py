@@ -52,10 +52,10 @@ class SliceDevices(msgspec.Struct, frozen=True, gc=False):
     driver: str
     pool: str
     generation: int
-    node: str
-    """Empty if the devices are not of one node."""
     names: tuple[str, ...] = ()
     """Of the devices; empty for drivers that no rule names."""
+    nodes: tuple[str, ...] = ()
+    """By device, its node; empty for a device of several nodes."""
     identities: tuple[tuple[str, ...], ...] = ()
     """By attribute that a rule names, in their order: its value in each device, comparable; empty without one."""
     attribute_names: frozenset[str] = frozenset()
@@ -64,13 +64,14 @@ class SliceDevices(msgspec.Struct, frozen=True, gc=False):
 def slice_devices(item: ResourceSliceObject, attributes: Attributes) -> SliceDevices:
     """What is stored of a slice."""
     parsed = parse_resource_slice(item)
-    kept = SliceDevices(item.metadata, parsed.driver, parsed.pool, parsed.generation, parsed.scope.node)
+    kept = SliceDevices(item.metadata, parsed.driver, parsed.pool, parsed.generation)
     if parsed.driver not in attributes:
         return kept
     names = {attribute for device in parsed.devices for attribute in device.attributes}
     return msgspec.structs.replace(
         kept,
         names=tuple(device.name for device in parsed.devices),
+        nodes=tuple((device.scope or parsed.scope).node for device in parsed.devices),
         identities=tuple(
             tuple(
                 _attribute_identity(device.attributes.get(qualified_name(parsed.driver, attribute)))
@@ -126,7 +127,7 @@ class DeviceTable:
         own = self.by_driver.setdefault(item.driver, [])
         own += range(len(self.ids), len(self.ids) + len(new))
         self.ids += [ids[at] for at in new]
-        self.nodes += [item.node] * len(new)
+        self.nodes += [item.nodes[at] for at in new]
         for attribute, values in zip(("", *attributes), (item.names, *item.identities), strict=True):
             self.identities.setdefault((item.driver, attribute), []).extend(values[at] for at in new)
 

@@ -58,6 +58,7 @@ ABSENT_S: Final = 3600.0
 """How long a device without a slice stays tainted: a driver that restarts publishes its slices again."""
 
 _MAX_NAMED: Final = 5
+_MAX_LISTED: Final = 20
 _MAX_TEXT: Final = 80
 _MAX_COMPARED: Final = 100
 """Values of an attribute among which the closest one is looked for."""
@@ -88,6 +89,8 @@ class DeviceReport(NamedTuple):
     """How many more devices would be tainted without the mode and the step back of the policy."""
     unmatched: str = ""
     """Which values of labels match no device; empty for none."""
+    inapplicable: str = ""
+    """Which rules concern no device, because of their driver or attribute; empty for none. A part of `unmatched`."""
     limited: str = ""
     """Which rules would taint more devices than they may; empty for none."""
     flapping: str = ""
@@ -103,6 +106,8 @@ class DeviceTaints(NamedTuple):
     held: set[str]
     """The names of existing rules of policies with a problem, which stay."""
     reports: dict[PolicyKey, DeviceReport]
+    with_values: dict[tuple[PolicyKey, DeviceRule], Mask]
+    """By rule, and number of the device: whether it has a slice, and a value for the rule."""
 
 
 class _Key(NamedTuple):
@@ -157,7 +162,7 @@ class DeviceRules:
         if inputs.table is not self._table:
             self._matches, self._table = {}, inputs.table
         known: dict[_Key, _RuleState] = {}
-        result = DeviceTaints({}, set(), {})
+        result = DeviceTaints({}, set(), {}, {})
         for policy in policies:
             label = policy_label(policy.name)
             own = [rule for rule in inputs.own_rules if rule.policy_label == label]
@@ -170,6 +175,7 @@ class DeviceRules:
                 )
                 evaluation = yield from self._evaluate_rule(place, rule, policy.key, key, before, inputs)
                 known[key] = evaluation.state
+                result.with_values[policy.key, rule] = evaluation.fresh
                 for device in evaluation.tainted.tolist():
                     taints.setdefault(device, []).append(rule)
                 reports.append(_report(place, rule, policy, evaluation, inputs))
@@ -204,11 +210,11 @@ class DeviceRules:
         states = _start_states(rule, before, recorded, tainted_before, table, now)
         flaps = before.flaps if before else FlapHistory()
         parts: list[RulePart] = []
-        values, fresh, match = [], np.zeros(size, bool), None
+        values, fresh, match = [], table.is_present.copy(), None
         for part in rule.parts:
             series = inputs.metrics.series.get(part.metric_request().key)
             if series is None:
-                parts = []
+                parts, fresh = [], np.zeros(size, bool)
                 break
             match = yield from self._match_series(rule, part, series, table)
             renamed = yield from match.by_device(series)
@@ -219,7 +225,7 @@ class DeviceRules:
                 part, rule_inputs, reject_missing=False, max_age_s=max_age_s
             )
             parts.append(_rule_part(part, evaluation, table.is_present))
-            fresh = evaluation.known & table.is_present
+            fresh &= evaluation.known
             values.append(evaluation.broken & table.is_present)
             yield
         meeting = np.logical_and.reduce(values) if parts else np.zeros(size, bool)
@@ -350,33 +356,43 @@ def _report(
             f"{evaluation.withheld + evaluation.most} devices meet {place}, which may taint {evaluation.most} of"
             f" {evaluation.total} by maxTaintedShare {rule.max_share}"
         )
+    inapplicable = _inapplicable_text(place, rule, evaluation, table)
     return DeviceReport(
         (counts,),
         0,
         0,
-        _unmatched_text(place, rule, evaluation, table),
+        inapplicable or _unmatched_text(place, rule, evaluation, table),
+        inapplicable,
         limited,
         _flapping_text(place, rule, state.flaps, inputs.now),
     )
 
 
+def _inapplicable_text(place: str, rule: DeviceRule, evaluation: _Evaluation, table: DeviceTable) -> str:
+    """Why the rule concerns no device, with the closest valid name."""
+    driver, attribute = rule.driver, rule.attribute
+    if evaluation.total and any(table.identities.get((driver, attribute), ())):
+        return ""
+    if evaluation.total:
+        problem = (
+            f"no device of the driver {driver} has the attribute {attribute} as a text or a whole number"
+        )
+        name, names = attribute.removeprefix(f"{driver}/"), sorted(table.attribute_names.get(driver, ()))
+    else:
+        problem = f"no ResourceSlice has devices of the driver {driver}"
+        name, names = driver, sorted(table.attribute_names)
+    # a driver without devices, or an attribute of another type
+    names = [each for each in names if each != name]
+    listed = f": found {', '.join(names[:_MAX_LISTED])}" if names else ""
+    return f"{place}: {problem}{listed}{did_you_mean(name, names)}"
+
+
 def _unmatched_text(place: str, rule: DeviceRule, evaluation: _Evaluation, table: DeviceTable) -> str:
     """Why values of the label match no device, with the closest valid ones."""
     driver, attribute, match = rule.driver, rule.attribute, evaluation.match
-    if not evaluation.total:
-        return f"{place}: no ResourceSlice has devices of the driver {driver}" + did_you_mean(
-            driver, [*table.attribute_names]
-        )
-    values = table.identities.get((driver, attribute), [])
-    if not any(values):
-        names = sorted(table.attribute_names.get(driver, ()))
-        listed = f": found {', '.join(names[:20])}" if names else ""
-        return (
-            f"{place}: no device of the driver {driver} has the attribute {attribute} as a text or a"
-            f" whole number{listed}{did_you_mean(attribute, names)}"
-        )
     if match is None or not match.unmatched_count:
         return ""
+    values = table.identities[driver, attribute]
     label = rule.parts[0].device_label
     where = f"the attribute {attribute}" if attribute else "the name"
     example = match.unmatched[0]
@@ -428,6 +444,7 @@ def _merge_reports(reports: Sequence[DeviceReport], tainted: int, would_taint: i
         tainted,
         would_taint if reports else None,
         join(report.unmatched for report in reports),
+        join(report.inapplicable for report in reports),
         join(report.limited for report in reports),
         join(report.flapping for report in reports),
     )

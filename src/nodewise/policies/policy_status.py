@@ -185,6 +185,7 @@ NOT_READY: Final = {
     "LabelRefused": "LabelRefused",
     "PodsGated": "PodsGated",
     "DeviceTaintsRefused": "DeviceTaintsRefused",
+    "NoSuchDevice": "NoSuchDevice",
 }
 """The reasons of the condition Ready, most important first, each with the condition whose message it has."""
 GOOD_STATUSES: Final[Mapping[str, str]] = {kind.type: kind.good for kind in CONDITIONS}
@@ -296,6 +297,9 @@ def _add_messages(messages: dict[str, str], facts: StatusFacts, before: Status) 
         for condition in before.conditions
         if condition.type in facts.unknown and condition.status != "False"
     }
+    ready = before.conditions_by_type().get("Ready")
+    if ready is not None and ready.reason == "NoSuchDevice" and "DevicesUnmatched" in facts.unknown:
+        messages["NoSuchDevice"] = ready.message
 
 
 def _unavailability_reason(state: PolicyState) -> str:
@@ -435,6 +439,7 @@ def _condition_messages(  # complexity: one entry for each condition
         "LabelRefused": facts.label_refusal,
         "PodsGated": facts.gated_pods,
         "DevicesUnmatched": devices.unmatched,
+        "NoSuchDevice": devices.inapplicable,
         "DeviceLimitReached": devices.limited,
         "DeviceTaintsRefused": devices.refused,
     }

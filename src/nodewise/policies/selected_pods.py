@@ -10,8 +10,8 @@ from collections.abc import Callable, Generator, Iterable, Mapping
 from typing import Any, Final, NamedTuple
 
 import msgspec
-import numpy as np
 
+from nodewise.metrics.node_index import node_bits
 from nodewise.policies.placement_policy import PolicyKey
 from nodewise.policies.policy_selection import (
     PodFields,
@@ -220,5 +220,4 @@ def _rejected_nodes(state: PolicyState | None, every_node: int) -> int:
         or policy.mode == "Canary"
     ):
         return 0
-    packed = np.packbits(state.verdict.codes[:-1] != 0, bitorder="little")
-    return int.from_bytes(packed.tobytes(), "little")
+    return node_bits(state.verdict.codes[:-1] != 0)

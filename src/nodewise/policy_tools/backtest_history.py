@@ -266,7 +266,7 @@ async def for_each_block(
     add: Callable[[TimeGrid, Mapping[str, NodeMatrix]], None],
     on_progress: OnProgress,
 ) -> None:
-    """Call `add`, in another thread, with each block of times in order. The next block is read meanwhile."""
+    """Call `add`, in the thread of the history, with each block of times in order. The next one is read meanwhile."""
     blocks = [
         grid.part(first, history.steps_per_part) for first in range(0, grid.steps, history.steps_per_part)
     ]
@@ -277,7 +277,7 @@ async def for_each_block(
         matrices = await reading
         if number + 1 < len(blocks):
             reading = asyncio.create_task(reader.read(blocks[number + 1]))
-        await asyncio.to_thread(add, block, matrices)
+        await asyncio.get_running_loop().run_in_executor(history.worker, add, block, matrices)
         done += block.steps
         on_progress(done, grid.steps)
 

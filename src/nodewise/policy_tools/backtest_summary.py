@@ -8,7 +8,7 @@ module, which takes a hundredth of the time. The law is that both agree on every
 never fetched) is an input here.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Final, NamedTuple
 
 import numpy as np
@@ -45,8 +45,8 @@ class _PartMasks(NamedTuple):
     """Where it is met, with the last known results in suspended steps, and where the history is incomplete."""
     lacking: Mask
     """Where a missing value rejects the node."""
-    level: RulePart
-    """The values alone, for rules with `for`, `release` or `keepFor`."""
+    level: RulePart | None
+    """The values alone, for rules with `for`, `release` or `keepFor`; None if none of them has the comparison."""
 
 
 class RuleArrays:
@@ -67,14 +67,20 @@ class RuleArrays:
         """In the current block."""
         self._rules: dict[AvoidRule, Mask] = {}
         """Where rules reject, in the current block."""
+        self._with_states: set[Comparison] = set()
+        """Those of rules with `for`, `release` or `keepFor`."""
 
     def rejected(
         self, policies: Sequence[Policy], matrices: Mapping[str, NodeMatrix], context: RuleContext
-    ) -> list[Mask]:
+    ) -> Iterator[Mask]:
         """Where each policy rejects nodes. Equal comparisons and rules of several policies are evaluated once."""
-        self._parts, self._rules = {}, {}
+        rules = {rule for policy in policies for rule in policy.avoid}
+        self._with_states = {part for rule in rules if rule.has_states for part in rule.parts}
         self._begun_at = min(self._begun_at, float(context.times[0]))
-        return [self._policy_mask(policy, matrices, context) for policy in policies]
+        for policy in policies:
+            yield self._policy_mask(policy, matrices, context)
+        # the masks of all comparisons take more memory than the values of the next block
+        self._parts, self._rules = {}, {}
 
     def _policy_mask(self, policy: Policy, matrices: Mapping[str, NodeMatrix], context: RuleContext) -> Mask:
         mask = np.zeros((len(context.times), self._node_count), bool)
@@ -104,7 +110,7 @@ class RuleArrays:
 
     def _rejected_by_states(self, rule: AvoidRule, parts: Sequence[_PartMasks], context: RuleContext) -> Mask:
         """Where the states of nodes reject them (`hysteresis`). While a metric counts as never fetched, they stay."""
-        sample = hysteresis.levels([part.level for part in parts])
+        sample = hysteresis.levels([part.level for part in parts if part.level is not None])
         is_known = np.ones(len(context.times), bool)
         for unfetched in context.unfetched.values():
             is_known &= ~unfetched
@@ -124,26 +130,32 @@ class RuleArrays:
         known = fresh | (matrix.states == ValueState.MISSING) if is_empty_known else fresh
         agreeing = _agreeing_nodes(part, matrix)
         met = fresh & rule_evaluation.compare(part.operator, matrix.values, part.target)
-        broken = held = met | agreeing
-        if part.release is not None:
-            held = fresh & rule_evaluation.compare(part.operator, matrix.values, part.release) | agreeing
+        broken = met | agreeing
         rejects_missing = self._reject_missing if not part.when_missing else part.when_missing == "reject"
         suspended = context.suspended.get(part.metric_request().key)
         is_suspended = np.full(len(fresh), is_incomplete) if suspended is None else suspended | is_incomplete
-        # nodes in a gap between their values (`rule_evaluation.find_gaps`) keep their states
-        times = context.times[:, np.newaxis]
-        before = self._last_at.get(part, np.full(self._node_count, self._begun_at))
-        last_at = np.maximum.accumulate(np.where(known, times, before), axis=0)
-        self._last_at[part] = last_at[-1]
-        is_absent = ~known & (matrix.states != ValueState.INVALID)
-        in_gap = is_absent & (times - last_at <= self._max_ages.of_rule(part, matrix.sample_distance_s))
-        releases = ~in_gap & ~is_suspended[:, np.newaxis]
-        releases &= part.when_missing != "reject"
-        decided = known | agreeing
-        level = RulePart(decided, broken, held, releases)
-        with_last, is_held = self._hold_last_results(part, decided, broken, is_suspended)
+        level = None
+        if part in self._with_states:
+            held = broken
+            if part.release is not None:
+                held = fresh & rule_evaluation.compare(part.operator, matrix.values, part.release) | agreeing
+            in_gap = self._in_gap(part, known, matrix, context.times)
+            releases = ~in_gap & ~is_suspended[:, np.newaxis]
+            releases &= part.when_missing != "reject"
+            level = RulePart(known | agreeing, broken, held, releases)
+        with_last, is_held = self._hold_last_results(part, known | agreeing, broken, is_suspended)
         lacking = ~known & ~is_held if rejects_missing else np.zeros(known.shape, bool)
         return _PartMasks(with_last, lacking, level)
+
+    def _in_gap(self, part: Comparison, known: Mask, matrix: NodeMatrix, times: Floats) -> Mask:
+        """The nodes in a gap between their values (`rule_evaluation.find_gaps`), which keep their states."""
+        before = self._last_at.get(part, np.full(self._node_count, self._begun_at))
+        last_at = np.maximum.accumulate(np.where(known, times[:, np.newaxis], before), axis=0)
+        # a view would keep the whole array
+        self._last_at[part] = last_at[-1].copy()
+        max_age_s = self._max_ages.of_rule(part, matrix.sample_distance_s)
+        in_gap: Mask = ~known & (matrix.states != ValueState.INVALID)
+        return in_gap & (times[:, np.newaxis] - last_at <= max_age_s)
 
     def _hold_last_results(
         self, part: Comparison, known: Mask, broken: Mask, suspended: Steps

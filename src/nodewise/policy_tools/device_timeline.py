@@ -61,7 +61,7 @@ class DeviceTimeline:
         recorded: Mapping[PolicyKey, Sequence[RuleCounts]] = {},
     ) -> None:
         """`recorded` are the rules in the statuses of policies, with the states of devices."""
-        self.taints = DeviceTaints({}, set(), {})
+        self.taints = DeviceTaints({}, set(), {}, {})
         """Of the last time."""
         self._policies = policies
         self._recorded = recorded
@@ -83,6 +83,17 @@ class DeviceTimeline:
         bodies = (taint.body(DEVICE_TAINT_RULES) for taint in taints.wanted.values())
         self._own_rules = [*held, *(msgspec.convert(body, DeviceTaintRule) for body in bodies)]
         return taints
+
+    def unknown_devices(self, other: "DeviceTimeline") -> frozenset[str]:
+        """The devices that are not tainted, and have no value for a rule that the other side lacks, at the last
+        time.
+        """
+        unknown: set[int] = set()
+        for key, has_value in self.taints.with_values.items():
+            if key not in other.taints.with_values:
+                numbers = self.table.numbers(key[1].driver)
+                unknown.update(numbers[~has_value[numbers]].tolist())
+        return frozenset(str(self.table.ids[number]) for number in unknown) - effects(self.taints).keys()
 
 
 class DeviceState(NamedTuple):

@@ -1,19 +1,25 @@
 """What changes over the history of metrics in Prometheus if policies replace others."""
 
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from nodewise.agent import NodeIndex, ObjectKey
+from nodewise.agent import NodeIndex
 from nodewise.base.errors import BadInput
 from nodewise.metrics.metrics_source import MetricRequest
 from nodewise.metrics.prometheus.options import PrometheusOptions
 from nodewise.metrics.prometheus.range_matrix import NodeMatrix, TimeGrid
 from nodewise.policies.placement_policy import PolicyKey
 from nodewise.policy_tools import backtest_history, policy_timeline
-from nodewise.policy_tools.backtest_history import HistoryRange, OnProgress
+from nodewise.policy_tools.backtest_history import (
+    CombinedBacktest,
+    HistoryObjects,
+    HistoryRange,
+    OnProgress,
+)
+from nodewise.policy_tools.device_backtest import DeviceBacktest, DevicePolicyReport
 from nodewise.policy_tools.policy_backtest import Backtest
 from nodewise.policy_tools.policy_diff import SelectedPodGroup
 from nodewise.policy_tools.policy_timeline import Objects, PolicyTimeline, TimelineSettings
@@ -25,6 +31,18 @@ class NodeDurations(NamedTuple):
     """How long a node was rejected for some pods, in seconds."""
 
     node: str
+    before: float
+    after: float
+    only_before: float
+    only_after: float
+
+
+class DeviceDurations(NamedTuple):
+    """How long a device was tainted, in seconds."""
+
+    device: str
+    """`DRIVER/POOL/DEVICE`."""
+    effect: str
     before: float
     after: float
     only_before: float
@@ -56,31 +74,41 @@ class HistoryComparison(NamedTuple):
     """The number of times that are compared."""
     left_out: int
     """The number of times before them at which a metric has no values, so that nothing is known about them."""
+    devices: Sequence[DeviceDurations] = ()
+    """Those that change, the most changed first."""
 
 
 async def compare(
     objects: tuple[Objects, Objects],
     groups: Sequence[SelectedPodGroup],
     settings: TimelineSettings,
-    nodes: Mapping[ObjectKey, Any],
+    now: HistoryObjects,
     prometheus: PrometheusOptions,
     history_range: HistoryRange,
     on_progress: OnProgress,
 ) -> HistoryComparison:
-    """Compare the rejections of the policies before and after, for the pods that they select now.
+    """Compare the rejections of the policies before and after, for the pods that they select now, and the taints of
+    devices.
 
     `BadInput` if there is no time at which all metrics have values.
     """
-    history, index = backtest_history.open_history(nodes, prometheus)
+    history, index = backtest_history.open_history(now.nodes, prometheus)
     notes: list[str] = []
     try:
         grid = await backtest_history.time_grid(history, history_range, notes)
         timelines = [PolicyTimeline(policy_timeline.without_statuses(own), settings) for own in objects]
-        backtests = [Backtest(timeline, index, lambda _: (), settings=settings) for timeline in timelines]
+        backtests = [
+            CombinedBacktest(
+                Backtest(timeline, index, lambda _: (), settings=settings),
+                DeviceBacktest(timeline.policies, now.devices, settings.max_ages, grid.step_s),
+            )
+            for timeline in timelines
+        ]
+        history.most_columns = max(len(index), *(backtest.devices.device_count for backtest in backtests))
 
         def add(block: TimeGrid, matrices: Mapping[str, NodeMatrix]) -> None:
             for backtest in backtests:
-                backtest.add(block, {key: matrices[key] for key in backtest.requests})
+                backtest.add(block, matrices)
 
         def requests_for(distances: Mapping[str, float | None]) -> Mapping[str, MetricRequest]:
             return _merge_requests([backtest.requests_for(distances) for backtest in backtests])
@@ -89,7 +117,7 @@ async def compare(
         notes.extend(backtest_history.incomplete_notes(history))
     finally:
         await history.close()
-    before, after = backtests
+    before, after = (backtest.nodes for backtest in backtests)
     steps = min(len(before.times), len(after.times))
     if not steps:
         raise BadInput("policy diff", [backtest_history.no_usable_time(grid)])
@@ -107,9 +135,48 @@ async def compare(
         for group in groups
     ]
     changed = [group for group in compared if group.nodes]
-    return HistoryComparison(
-        grid.end - (steps - 1) * grid.step_s, grid.end, grid.step_s, changed, notes, steps, left_out
-    )
+    first = grid.end - (steps - 1) * grid.step_s
+    tainted = [_tainted_times(backtest.devices.reports(), first) for backtest in backtests]
+    devices = _compare_devices(tainted[0], tainted[1])
+    return HistoryComparison(first, grid.end, grid.step_s, changed, notes, steps, left_out, devices)
+
+
+_TaintedTimes = dict[tuple[str, str], list[tuple[float, float]]]
+"""By device and effect, beginnings and ends in their order, without overlaps."""
+
+
+def _compare_devices(old: _TaintedTimes, new: _TaintedTimes) -> list[DeviceDurations]:
+    """The devices that were tainted with an effect at other times."""
+    changes = []
+    for device, effect in {*old, *new}:
+        before, after = old.get((device, effect), []), new.get((device, effect), [])
+        both = _common_s(before, after)
+        total, new_total = (sum(end - begin for begin, end in times) for times in (before, after))
+        changes.append(DeviceDurations(device, effect, total, new_total, total - both, new_total - both))
+    changed = [each for each in changes if each.only_before or each.only_after]
+    return sorted(changed, key=lambda each: (-each.only_before - each.only_after, each.device, each.effect))
+
+
+def _common_s(times: Sequence[tuple[float, float]], others: Sequence[tuple[float, float]]) -> float:
+    """The seconds that are in both. A device that flaps has thousands of times."""
+    total, position, other = 0.0, 0, 0
+    while position < len(times) and other < len(others):
+        (begin, end), (other_begin, other_end) = times[position], others[other]
+        total += max(min(end, other_end) - max(begin, other_begin), 0.0)
+        position, other = position + (end <= other_end), other + (other_end <= end)
+    return total
+
+
+def _tainted_times(reports: Sequence[DevicePolicyReport], start: float) -> _TaintedTimes:
+    """The times since a start. Several policies may taint a device."""
+    times: _TaintedTimes = {}
+    taints = [taint for report in reports for taint in report.taints]
+    for taint in sorted(taints, key=lambda taint: taint.interval.start):
+        own = times.setdefault((taint.device, taint.effect), [])
+        begin = max(taint.interval.start, start, own[-1][1] if own else start)
+        if begin < taint.interval.end:
+            own.append((begin, taint.interval.end))
+    return times
 
 
 def _merge_requests(listed: Sequence[Mapping[str, MetricRequest]]) -> dict[str, MetricRequest]:

@@ -29,10 +29,12 @@ from nodewise.policies.policy_objects import RESOURCES, PolicyObject, is_valid_l
 from nodewise.policies.policy_selection import SYSTEM_NAMESPACE
 from nodewise.policies.rule_operators import OPERATOR_FIELDS
 from nodewise.policy_tools.query_lint import (
+    MAX_LISTED,
     PrometheusFacts,
     check_queries,
     own_metrics,
     rule_objects,
+    unknown_device_labels,
     unknown_metrics,
 )
 
@@ -104,7 +106,6 @@ _SUBDOMAIN: Final = re.compile(r"[a-z0-9]([a-z0-9-]*[a-z0-9])?(\.[a-z0-9]([a-z0-
 _MAX_SUBDOMAIN: Final = 253
 _MAX_BASE: Final = 58  # the most characters of `generateName` that are part of a generated name
 _MAX_LABEL: Final = 63
-_MAX_LISTED: Final = 20
 _MISSPELLED: Final = 0.9
 """How similar a name is to that of a metric of nodewise."""
 _LEAST_PERCENTAGE: Final = 2
@@ -161,7 +162,7 @@ def notes(
     """
     spec = msgspec.json.decode(policy).get("spec")
     query_notes = [*check_queries(spec, prometheus).notes, *unknown_metrics(spec, prometheus)]
-    query_notes += _own_metric_notes(spec, prometheus)
+    query_notes += [*_own_metric_notes(spec, prometheus), *unknown_device_labels(spec, prometheus)]
     if kind == "TASPolicy":
         return query_notes
     policy_object = msgspec.json.decode(policy, type=PolicyObject)
@@ -224,7 +225,7 @@ def _device_notes(policy: Policy, slices: Sequence[ResourceSliceObject]) -> Iter
             expected = f"a driver with a ResourceSlice{did_you_mean(rule.driver, sorted(attributes))}"
             yield Problem(f"{path}.driver", shown(rule.driver), expected)
         elif rule.attribute and rule.attribute.removeprefix(f"{rule.driver}/") not in names:
-            listed = f", which are {', '.join(names[:_MAX_LISTED])}" if names else ""
+            listed = f", which are {', '.join(names[:MAX_LISTED])}" if names else ""
             expected = (
                 f"an attribute of devices of {rule.driver}{listed}{did_you_mean(rule.attribute, names)}"
             )

@@ -243,6 +243,14 @@ class Suite(NamedTuple):
         """The ResourceSlices. `BadInput` for one that cannot be read."""
         return self.files().of(RESOURCE_SLICES, ResourceSliceObject)
 
+    def devices(self) -> frozenset[str]:
+        """The devices of the ResourceSlices, as `DRIVER/POOL/DEVICE`. Errors as in `slices`."""
+        return frozenset(
+            f"{item.spec.driver}/{item.spec.pool.name}/{device.name}"
+            for item in self.slices()
+            for device in item.spec.devices or ()
+        )
+
     def policies(self) -> dict[PolicyKey, SuiteObject]:
         keys = ((item.policy_key(), item) for item in self.objects)
         return {key: item for key, item in keys if key is not None}

@@ -47,6 +47,7 @@ _POD_FIELDS: Final = ("name", "namespace", "labels")
 _SERIES_FIELDS: Final = ("series", "query", "values")
 _EXPECTED_STATES: Final = ("rejected", "ranks", "labels", "tainted", "suspended", "events")
 _EXPECTATION_FIELDS: Final = ("eval_time", "pod", *_EXPECTED_STATES)
+_EFFECTS: Final = ("NoSchedule", "NoExecute")
 _EVENT_FIELDS: Final = ("pod", "policy", "reason", "message")
 
 _DEFAULT_INTERVAL_S: Final = 60.0
@@ -118,6 +119,8 @@ class _SuiteParser:
         self._metrics: frozenset[str] = frozenset()
         self._queries: frozenset[str] = frozenset()
         self._policies: tuple[str, ...] = ()
+        self._devices: frozenset[str] | None = None
+        """Those of the suite's ResourceSlices; None if they are not known."""
         self._nodes: tuple[str, ...] = ()
         """Of the current test, like its pods."""
         self._pods: Mapping[ObjectKey, Any] = {}
@@ -284,7 +287,7 @@ class _SuiteParser:
         settings = policy_timeline.TimelineSettings()
         try:
             objects = policy_timeline.objects_of_files(suite.files(), settings.options)
-            suite.slices()
+            self._devices = suite.devices()
         except NodewiseError as error:
             for problem in error.problems:
                 self._add_problem("policies", f"{problem.field}: {problem.found}", problem.expected)
@@ -407,7 +410,7 @@ class _SuiteParser:
             "rejected": self._rejected,
             "ranks": self._ranks,
             "labels": self._labels,
-            "tainted": self._texts,
+            "tainted": self._tainted,
             "suspended": self._suspended,
             "events": self._events,
         }
@@ -416,6 +419,21 @@ class _SuiteParser:
         }
         time_s = self._duration(f"{path}.eval_time", fields.get("eval_time"))
         return Expectation(self._line(path), time_s, pod, **states)
+
+    def _tainted(self, path: str, value: Any) -> dict[str, str]:
+        """The effects by device."""
+        tainted = self._texts(path, value)
+        if self._devices is not None and not self._devices:
+            expected = "policy_files or policies with the ResourceSlices of the devices"
+            self._add_problem(path, "no ResourceSlice with devices", expected)
+        elif self._devices:
+            for device in (device for device in tainted if device not in self._devices):
+                similar = did_you_mean(device, sorted(self._devices))
+                expected = f"a device of the ResourceSlices, as DRIVER/POOL/DEVICE{similar}"
+                self._add_problem(f"{path}.{device}", "an unknown device", expected)
+        for device, effect in tainted.items():
+            self._reference(f"{path}.{device}", effect, _EFFECTS, "an effect of taints")
+        return tainted
 
     def _node_reference(self, path: str, name: str) -> None:
         self._reference(path, name, self._nodes, "a node of the test")

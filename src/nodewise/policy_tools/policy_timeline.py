@@ -181,4 +181,7 @@ def mode_notes(policies: Mapping[PolicyKey, Policy]) -> Iterator[str]:
         ignored = [f"mode {policy.mode}"] if policy.mode != "Enforce" else []
         ignored += ["guard"] if policy.guard is not None else []
         if ignored:
-            yield f"{key.text()} is evaluated as if it were enforced for all pods, without {' and '.join(ignored)}"
+            what = "pods"
+            if "deviceTaints" in policy.sections:
+                what = "devices" if len(policy.sections) == 1 else "pods and devices"
+            yield f"{key.text()} is evaluated as if it were enforced for all {what}, without {' and '.join(ignored)}"

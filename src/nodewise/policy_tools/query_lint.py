@@ -11,6 +11,7 @@ import re
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from fractions import Fraction
 from itertools import combinations, pairwise
+from types import MappingProxyType
 from typing import Any, Final, NamedTuple
 
 from nodewise.base import distributions, quantity
@@ -22,6 +23,7 @@ from nodewise.policies.rule_operators import OPERATORS, RANGE_OPERATORS, TASPOLI
 _MAX_DEPTH: Final = 20
 """Nested objects of a spec, and nested brackets of a query. Results of deeper expressions are unknown."""
 _MAX_SHOWN: Final = 200
+MAX_LISTED: Final = 20
 
 # possessive quantifiers: the text is untrusted, and reading it must take linear time
 _TOKEN: Final = re.compile(
@@ -93,6 +95,8 @@ class PrometheusFacts(NamedTuple):
     """Its error for each query that it cannot parse; None if it was not asked."""
     metric_names: Collection[str] = ()
     """The names of its metrics; empty if they are not known."""
+    result_labels: Mapping[str, Collection[str]] = MappingProxyType({})
+    """By query of `device_rules`, the labels of its results; omitted or empty if they are not known."""
 
 
 class QueryFindings(NamedTuple):
@@ -201,6 +205,30 @@ def unknown_metrics(spec: Any, prometheus: PrometheusFacts) -> Iterator[Problem]
                 similar = did_you_mean(metric, sorted(names))
                 expected = f"a metric that Prometheus has, or another source{similar}"
                 yield Problem(f"{path}.{field}", shown(metric), expected)
+
+
+def device_rules(spec: Any) -> Iterator[tuple[str, str, str]]:
+    """The path of each device rule in the spec of a policy of any kind, its label, and the query for its values."""
+    # start-up time: these import an HTTP client
+    from nodewise.metrics.metrics_source import MetricRequest
+    from nodewise.metrics.prometheus.source import instant_query
+
+    own = own_metrics()
+    for path, rule in rule_objects("spec", spec):
+        label, metric, query = (rule.get(field) for field in ("deviceLabel", "metric", "query"))
+        if isinstance(label, str) and isinstance(query or metric, str) and (query or metric not in own):
+            request = MetricRequest(metric=metric or "", query=query or "")
+            yield path, label, instant_query(request)
+
+
+def unknown_device_labels(spec: Any, prometheus: PrometheusFacts) -> Iterator[Problem]:
+    """A note for each device rule whose label no series of Prometheus has."""
+    for path, label, query in device_rules(spec) if prometheus.result_labels else ():
+        names = sorted(prometheus.result_labels.get(query, ()))
+        if names and label not in names:
+            listed = ", ".join(names[:MAX_LISTED])
+            expected = f"a label of the results in Prometheus, which are {listed}{did_you_mean(label, names)}"
+            yield Problem(f"{path}.deviceLabel", shown(label), expected)
 
 
 # Expressions

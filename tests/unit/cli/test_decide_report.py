@@ -133,12 +133,70 @@ def test_pods_with_claims_are_decided_by_the_gpu_agent_without_an_option(tmp_pat
     assert "devices gpu: gpu-0" in table
 
 
+OTHER_NODE = """
+---
+apiVersion: v1
+kind: Node
+metadata: {name: cpu-1}
+"""
+NETWORK_SLICE = """
+---
+apiVersion: resource.k8s.io/v1
+kind: ResourceSlice
+metadata: {name: network}
+spec:
+  driver: nic
+  SCOPE
+  pool: {name: fabric, generation: 1, resourceSliceCount: 1}
+  devices: [{name: nic-0, allNodes: true}]
+"""
+
+
 @pytest.mark.parametrize("placement", ["first-fit", "pack"])
-def test_node_whose_free_devices_do_not_fit_is_not_counted(tmp_path: Path, placement: str) -> None:
+@pytest.mark.parametrize(
+    ("objects", "fits", "misfits"),
+    [
+        (
+            CLAIMING.replace("deviceClassName: a}", "deviceClassName: a, count: 2}") + OTHER_NODE,
+            [],
+            {
+                "fan-1": "the claims do not fit the free devices",
+                "cpu-1": "the node has no devices for the claims",
+            },
+        ),
+        (CLAIMING + OTHER_NODE, ["fan-1"], {"cpu-1": "the node has no devices for the claims"}),
+        (CLAIMING + OTHER_NODE + NETWORK_SLICE.replace("SCOPE", "allNodes: true"), ["fan-1", "cpu-1"], {}),
+        (
+            CLAIMING + OTHER_NODE + NETWORK_SLICE.replace("SCOPE", "perDeviceNodeSelection: true"),
+            ["fan-1", "cpu-1"],
+            {},
+        ),
+        (
+            CLAIMING.replace(
+                "spec: {}", """spec: {selectors: [{cel: {expression: 'device.driver == "a"'}}]}"""
+            )
+            + OTHER_NODE
+            + NETWORK_SLICE.replace("SCOPE", "allNodes: true"),
+            ["fan-1"],
+            {"cpu-1": "the node has no devices for the claims"},
+        ),
+    ],
+    ids=["too few", "no devices", "devices of all nodes", "scope by device", "other devices of all nodes"],
+)
+def test_nodes_whose_free_devices_do_not_fit_are_named_and_not_counted(
+    tmp_path: Path, placement: str, objects: str, fits: list[str], misfits: dict[str, str]
+) -> None:
     file = tmp_path / "claiming.yaml"
-    file.write_text(CLAIMING.replace("deviceClassName: a}", "deviceClassName: a, count: 2}"))
-    result = CliRunner().invoke(main.command, ["decide", str(file), "--gpu-placement", placement])
+    file.write_text(objects)
+    options = [str(file), "--gpu-placement", placement]
+    result = CliRunner().invoke(main.command, ["decide", *options])
     row = result.output.splitlines()[1].split(maxsplit=3)
-    assert row[1:3] == ["0/1", "-"]
-    assert "the claims do not fit the free devices" in row[3]
-    assert result.exit_code == 3
+    assert row[1] == f"{len(fits)}/2"
+    assert (row[2] == "-") == (not fits)
+    assert all(f"1 {reason}" in row[3] for reason in misfits.values())
+    assert result.exit_code == (0 if fits else 3)
+    document = json.loads(CliRunner().invoke(main.command, ["decide", *options, "-o", "json"]).output)
+    (decision,) = document["decisions"]
+    assert (decision["feasible"], decision.get("misfits", {}), decision["rejected"]) == (fits, misfits, {})
+    wide = CliRunner().invoke(main.command, ["decide", *options, "-o", "wide"]).output
+    assert {line.split()[1] for line in wide.splitlines()[1:]} == {"fan-1", "cpu-1"}

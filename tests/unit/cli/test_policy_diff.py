@@ -10,11 +10,16 @@ from click.testing import CliRunner, Result
 from nodewise.agents.telemetry import KIND
 from nodewise.base.errors import BadInput
 from nodewise.cli import policy_diff
-from nodewise.kube.resource_kinds import NODES, PODS
+from nodewise.devices.device_taint_rules import TaintOfPolicy
+from nodewise.devices.resource_slices import DeviceId
+from nodewise.kube.resource_kinds import DEVICE_TAINT_RULES, NODES, PODS
 from nodewise.metrics.prometheus import client
+from nodewise.policies import device_taints, placement_policy_parser
 from nodewise.policies.options import TelemetryOptions
+from nodewise.policies.policy_objects import PolicyObject
 from nodewise.scheduling_model import in_memory_api_http_server
 from nodewise.scheduling_model.in_memory_api import FakeApi
+from tests.cluster import device_objects
 from tests.unit.metrics.fake_prometheus_history import URL, FakeHistory, Value
 
 _POLICY = """
@@ -338,3 +343,45 @@ def test_the_objects_of_a_cluster_with_the_metrics_of_a_file(folder: Path) -> No
     lines = [" ".join(line.split()) for line in result.stdout.splitlines()]
     assert lines[0] == "web/web-1: of 4 nodes, 1 verdict and 0 ranks change"
     assert lines[2] == "c 1 rank 3 rejected: placement policy web/cool: temp above 70"
+
+
+def test_tainted_device_without_a_value_is_no_change(tmp_path: Path) -> None:
+    """Without Prometheus, nobody knows whether the new rule would taint the device."""
+    rule = {"metric": "xid", "above": 0, "driver": "gpu.example.com", "deviceLabel": "UUID"}
+    document = {
+        "apiVersion": "nodewise.io/v1alpha1",
+        "kind": "ClusterPlacementPolicy",
+        "metadata": {"name": "gpus"},
+    }
+    other = rule | {"metric": "ecc_errors"}
+    sides = {"old": [rule], "new": [rule | {"metric": "xid_errors"}], "none": [], "both": [rule, other]}
+    for name, rules in {**sides, "other": [other]}.items():
+        spec = (
+            {"deviceTaints": rules}
+            if rules
+            else {"namespaceSelector": {}, "avoid": [{"metric": "m", "above": 1}]}
+        )
+        (tmp_path / f"{name}.yaml").write_bytes(msgspec.yaml.encode({**document, "spec": spec}))
+    text = msgspec.json.encode({**document, "spec": {"deviceTaints": [rule]}})
+    policy = placement_policy_parser.parse_policy(
+        msgspec.json.decode(text, type=PolicyObject), "ClusterPlacementPolicy"
+    )
+    identity = device_taints.rule_id(policy.device_taints[0])
+    device = DeviceId("gpu.example.com", "a", "gpu-0")
+    taint = TaintOfPolicy("gpus", "", device, "NoSchedule", (identity,), "xid above 0")
+    objects = [
+        taint.body(DEVICE_TAINT_RULES),
+        device_objects.resource_slice("a", [device_objects.device("gpu-0")]),
+    ]
+    inputs = tmp_path / "inputs.yaml"
+    inputs.write_text(_NODES + "".join(f"---\n{msgspec.yaml.encode(item).decode()}" for item in objects))
+
+    def changes(old: str, new: str) -> tuple[list[str], list[str]]:
+        arguments = [*(str(tmp_path / f"{side}.yaml") for side in (old, new)), str(inputs), "--output=json"]
+        output = msgspec.json.decode(CliRunner().invoke(policy_diff.command, arguments).stdout)
+        return [change["device"] for change in output["devices"]], output["notes"]
+
+    assert changes("old", "new") == ([], ["1 device without a value before or after: not compared"])
+    assert changes("old", "none") == ([str(device)], [])
+    # the rule that stays has no value before and after, and changes nothing
+    assert changes("both", "other") == ([str(device)], [])

@@ -39,7 +39,7 @@ class QuerySource:
         self.requests: list[str] = []
 
     def supports(self, request: MetricRequest) -> bool:
-        return self.queries or not request.query
+        return self.queries or not (request.query or request.device_label)
 
     async def fetch(self, request: MetricRequest, now: float) -> Series:
         self.requests.append(request.metric)
@@ -189,6 +189,14 @@ def test_a_query_without_a_source_for_it_names_the_missing_option() -> None:
     async def play(stage: SelectorFixture) -> None:
         assert "answered by Prometheus only" in await stage.ask(MetricRequest("m", "sum(m)"))
         assert "give --prometheus-url" in await stage.ask(MetricRequest("m", "sum(m)"))
+
+    logged_duplicates(play, QuerySource("custom", "m"))
+
+
+def test_values_of_devices_without_prometheus_name_the_missing_option() -> None:
+    async def play(stage: SelectorFixture) -> None:
+        text = await stage.ask(MetricRequest("m", device_label="UUID"))
+        assert text == "only Prometheus has values of devices, and none is configured: give --prometheus-url"
 
     logged_duplicates(play, QuerySource("custom", "m"))
 

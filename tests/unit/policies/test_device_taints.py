@@ -14,6 +14,7 @@ from nodewise.devices.device_taint_rules import (
     comparable_identity,
     policy_label,
 )
+from nodewise.devices.resource_slices import ResourceSliceObject
 from nodewise.kube.resource_kinds import DEVICE_TAINT_RULES
 from nodewise.metrics.metrics_snapshot import MetricsSnapshot
 from nodewise.metrics.series import DifferingValues, Sample, Series
@@ -49,13 +50,17 @@ def slices(
             DRIVER,
             node,
             1,
-            node,
             names,
+            (node,) * count,
             (tuple(values) if values else tuple(f"{node}-{number}" for number in range(count)),),
             frozenset({attribute, "model"}),
         )
         for node in nodes
     ]
+
+
+def without_node(item: SliceDevices) -> SliceDevices:
+    return msgspec.structs.replace(item, nodes=("",) * len(item.names))
 
 
 class Evaluator:
@@ -165,14 +170,53 @@ def test_index_address_or_name_of_another_node_identifies_no_device(values: list
 @pytest.mark.parametrize("values", [["0", "1"], ["serial-a", "serial-b"], ["12345678", "12345679"]])
 def test_value_of_devices_in_several_pools_without_node_identifies_none(values: list[str]) -> None:
     listed = slices("fabric-1", "fabric-2", values=values, count=2)
-    evaluator = Evaluator(policy(HOT), listed=[msgspec.structs.replace(item, node="") for item in listed])
+    evaluator = Evaluator(policy(HOT), listed=[without_node(item) for item in listed])
     assert evaluator.step({f"n9/{values[0]}": 95, f"/{values[1]}": 95}) == {}
 
 
 def test_device_of_no_node_is_identified_by_a_value_of_one_pool() -> None:
-    without_node = [msgspec.structs.replace(item, node="") for item in slices("fabric-1", "fabric-2")]
+    listed = [without_node(item) for item in slices("fabric-1", "fabric-2")]
     expected = {"fabric-2/gpu-1": "NoSchedule"}
-    assert Evaluator(policy(HOT), listed=without_node).step({"n9/fabric-2-1": 95}) == expected
+    assert Evaluator(policy(HOT), listed=listed).step({"n9/fabric-2-1": 95}) == expected
+
+
+def test_index_of_a_device_whose_node_is_its_own_is_compared_on_that_node() -> None:
+    devices = [
+        {"name": f"gpu-{at}", "nodeName": f"n{at // 2}", "attributes": {"uuid": {"int": at % 2}}}
+        for at in range(4)
+    ]
+    pool = {"name": "rack", "generation": 1, "resourceSliceCount": 1}
+    spec = {"driver": DRIVER, "pool": pool, "perDeviceNodeSelection": True, "devices": devices}
+    item = msgspec.convert({"metadata": {"name": "rack"}, "spec": spec}, ResourceSliceObject)
+    listed = [device_matching.slice_devices(item, {DRIVER: ("uuid",)})]
+    evaluator = Evaluator(policy(HOT | {"maxTaintedShare": "0.9"}), listed=listed)
+    assert evaluator.step({"n0/1": 95, "n1/0": 95}) == {
+        "rack/gpu-1": "NoSchedule",
+        "rack/gpu-2": "NoSchedule",
+    }
+
+
+@pytest.mark.parametrize("node", ["n3", "n1", ""])
+@pytest.mark.parametrize("is_old_slice_left", [True, False])
+def test_device_that_moves_is_tainted_on_its_new_node(node: str, is_old_slice_left: bool) -> None:
+    """With the old slice, the device has two places, so a series without the node of one identifies neither."""
+    evaluator = Evaluator(policy(HOT | {"maxTaintedShare": "0.9"}), listed=slices("n1", "n2"))
+    assert evaluator.step({"n1/n1-0": 95}) == {"n1/gpu-0": "NoSchedule"}
+    moved = slices("n3", values=["n1-0", "", "", ""])
+    evaluator.slices = [*slices("n1", "n2")[0 if is_old_slice_left else 1 :], *moved]
+    tainted = evaluator.step({"n1/n1-0": None, f"{node}/n1-0": 95})
+    is_known = node == "n3" or not is_old_slice_left
+    assert tainted == {"n1/gpu-0": "NoSchedule"} | ({"n3/gpu-0": "NoSchedule"} if is_known else {})
+
+
+def test_renamed_slice_and_pool_of_another_driver_with_the_same_name_change_no_taint() -> None:
+    evaluator = Evaluator(policy(HOT))
+    assert evaluator.step({"n1/n1-0": 95}) == {"n1/gpu-0": "NoSchedule"}
+    other = msgspec.structs.replace(slices("n1")[0], driver="nic.example.com")
+    for listed in ([*slices("n1", "n1", "n2"), other], [other, *slices("n2", "n1")]):
+        evaluator.slices = listed
+        assert evaluator.step() == {"n1/gpu-0": "NoSchedule"}
+    assert [str(rule.device) for rule in evaluator.own_rules] == [f"{DRIVER}/n1/gpu-0"]
 
 
 @pytest.mark.parametrize("name", ["/n2-3", "exporter/n2-3"])
@@ -383,7 +427,7 @@ def test_taints_stay_while_the_policy_has_a_problem() -> None:
         (
             {"driver": "gpu.exmaple.com"},
             {"n1/n1-0": 1},
-            'has devices of the driver gpu.exmaple.com; did you mean "gpu.example.com"?',
+            'of the driver gpu.exmaple.com: found gpu.example.com; did you mean "gpu.example.com"?',
         ),
         ({}, {"n1/n1-0\x1b[31m": 1}, '"n1-0\\x1b[31m"'),
     ],
@@ -395,6 +439,7 @@ def test_unmatched_series_are_reported_with_the_closest_value(
     evaluator.step(values)
     assert expected in evaluator.report().unmatched
     assert bool(expected) == bool(evaluator.report().unmatched)
+    assert bool(evaluator.report().inapplicable) == ("driver" in rule)
 
 
 def test_missing_attribute_is_reported_with_the_closest_one() -> None:
@@ -405,6 +450,32 @@ def test_missing_attribute_is_reported_with_the_closest_one() -> None:
         "deviceTaints[0]: no device of the driver gpu.example.com has the attribute uid as a text or a whole number:"
         ' found model, uuid; did you mean "uuid"?'
     )
+
+
+@pytest.mark.parametrize(
+    ("attribute", "listed", "problem"),
+    [
+        (
+            "healthy",
+            slices("n1", attribute="healthy", values=[""] * 4),
+            "healthy as a text or a whole number",
+        ),
+        (
+            f"{DRIVER}/healthy",
+            slices("n1", attribute="healthy", values=[""] * 4),
+            "as a text or a whole number",
+        ),
+        ("uuid", slices("n1", count=0), f"no ResourceSlice has devices of the driver {DRIVER}"),
+    ],
+)
+def test_no_name_is_suggested_in_place_of_itself(
+    attribute: str, listed: Sequence[SliceDevices], problem: str
+) -> None:
+    """The attribute has another type, or the slices of the driver have no devices."""
+    evaluator = Evaluator(policy(HOT | {"deviceAttribute": attribute}), listed=listed)
+    evaluator.step({"n1/x": 1})
+    assert problem in evaluator.report().inapplicable
+    assert evaluator.report().inapplicable.endswith((": found model", DRIVER))
 
 
 def test_flapping_device_is_reported() -> None:

@@ -589,3 +589,16 @@ def test_change_of_the_number_of_tainted_devices_is_more_than_a_count() -> None:
     observed, enforced = (status(state, devices=DeviceReport((), *counts)) for counts in ((0, 2), (2, 0)))
     assert not enforced.has_same_conditions(observed)
     assert enforced.has_same_conditions(enforced)
+
+
+def test_policy_is_not_ready_while_a_rule_concerns_no_device() -> None:
+    state = only_state(policy(avoid=[HOT]))
+    text = "deviceTaints[0]: no ResourceSlice has devices of the driver gpu.exmaple.com"
+    absent = DeviceReport((), 0, 0, unmatched=text, inapplicable=text)
+    unmatched = DeviceReport((), 0, 0, unmatched="deviceTaints[0]: 1 values of the label")
+    before = status(state, devices=absent)
+    unknown = status(state, before, unknown=frozenset({"DevicesUnmatched"}))
+    for each in (before, unknown):
+        ready = each.conditions_by_type()["Ready"]
+        assert (ready.status, ready.reason, ready.message) == ("False", "NoSuchDevice", text)
+    assert status(state, before, devices=unmatched).conditions_by_type()["Ready"].reason != "NoSuchDevice"

@@ -1,6 +1,7 @@
 """Measures of rejections in the past, and variants of a policy."""
 
 import io
+import tracemalloc
 
 import numpy as np
 
@@ -9,7 +10,14 @@ from nodewise.metrics.prometheus.range_matrix import NodeMatrix
 from nodewise.metrics.series import ValueState
 from nodewise.policies.placement_policy import Policy
 from nodewise.policy_tools import backtest_summary, policy_backtest, policy_timeline
-from nodewise.policy_tools.backtest_summary import History, Interval, PodWaits, StartedPod
+from nodewise.policy_tools.backtest_summary import (
+    History,
+    Interval,
+    PodWaits,
+    RuleArrays,
+    RuleContext,
+    StartedPod,
+)
 from nodewise.policy_tools.policy_timeline import PolicyTimeline, TimelineSettings
 
 START = 1_700_000_000.0
@@ -139,3 +147,21 @@ def test_the_curve_of_a_threshold_counts_the_values_that_meet_the_comparison() -
         share = curve.shares[int(np.argmin(np.abs(np.array(curve.thresholds) - 2)))]
         assert abs(share - at_two) <= 0.25, operator
         assert sorted({round(share, 2) for share in curve.shares}) == [0, 0.25, 0.5, 0.75, 1]
+
+
+def test_a_block_of_times_leaves_the_results_of_its_last_step_in_memory() -> None:
+    steps, nodes = 2000, 50
+    shape = steps, nodes
+    matrix = NodeMatrix(np.arange(steps * nodes).reshape(shape), np.full(shape, ValueState.FRESH, np.uint8))
+    temp = policy("[{metric: temp, above: 80, for: 5m}]")
+    matrices = {part.metric_request().key: matrix for part in temp.avoided()}
+    variants = [variant.policy for variant in policy_backtest.alternatives(temp, matrices)]
+    arrays = RuleArrays(nodes, TimelineSettings().max_ages, reject_missing=False)
+    context = RuleContext(START + 60.0 * np.arange(steps), {}, {})
+    tracemalloc.start()
+    try:
+        assert any(mask.any() for mask in list(arrays.rejected(variants, matrices, context)))
+        held_bytes, _ = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert held_bytes < steps * nodes, "one byte for each value of one metric"

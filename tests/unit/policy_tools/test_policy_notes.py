@@ -9,8 +9,10 @@ import pytest
 from click.testing import CliRunner
 
 from nodewise.cli.main import command
+from nodewise.policies import placement_policy_parser
 from nodewise.policies.placement_policy import PolicyKind
-from nodewise.policy_tools import policy_lint
+from nodewise.policies.policy_objects import PolicyObject
+from nodewise.policy_tools import policy_lint, policy_timeline
 
 WEB = {"matchLabels": {"app": "web"}}
 HOT = {"metric": "temp", "above": 80}
@@ -28,6 +30,9 @@ def notes(kind: PolicyKind = "PlacementPolicy", **spec: Any) -> list[str]:
     data = msgspec.json.encode(document)
     assert policy_lint.lint(data, kind) == []
     return [f"{note.field}: {note.found}" for note in policy_lint.notes(data, kind, sync_period_s=5.0)]
+
+
+DEVICE_RULES = [{"metric": "xid", "above": 0, "driver": "gpu.example.com", "deviceLabel": "UUID"}]
 
 
 @pytest.mark.parametrize(
@@ -220,3 +225,27 @@ def test_lint_ignores_other_files_if_a_flag_says_so(tmp_path: Path) -> None:
     assert lint(str(tmp_path))[1] == lint(*sorted(files))[1]
     assert lint("missing.yaml")[0] == 1
     assert lint("a" * 300)[0] == 1
+
+
+@pytest.mark.parametrize(
+    ("spec", "subjects"),
+    [
+        ({"deviceTaints": DEVICE_RULES}, "devices"),
+        ({"namespaceSelector": {}, "avoid": [{"metric": "temp", "above": 1}]}, "pods"),
+        (
+            {
+                "namespaceSelector": {},
+                "avoid": [{"metric": "temp", "above": 1}],
+                "deviceTaints": DEVICE_RULES,
+            },
+            "pods and devices",
+        ),
+    ],
+)
+def test_note_about_a_mode_names_pods_or_devices(spec: dict[str, Any], subjects: str) -> None:
+    text = msgspec.json.encode({"metadata": {"name": "gpus"}, "spec": {"mode": "Shadow", **spec}})
+    policy = placement_policy_parser.parse_policy(
+        msgspec.json.decode(text, type=PolicyObject), "ClusterPlacementPolicy"
+    )
+    [note] = policy_timeline.mode_notes({policy.key: policy})
+    assert note.endswith(f"as if it were enforced for all {subjects}, without mode Shadow")

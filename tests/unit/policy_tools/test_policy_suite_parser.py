@@ -59,6 +59,16 @@ _METRICS = "a metric that a policy names: power, temp"
             "",
             "no expectation; expected at least one of rejected, ranks, labels, tainted, suspended, events",
         ),
+        (
+            "rejected: [a]",
+            "tainted: {}",
+            "tainted: no ResourceSlice with devices; expected policy_files or policies with the ResourceSlices",
+        ),
+        (
+            "rejected: [a]",
+            "tainted: {d/p/x: NoShedule}",
+            'an effect of taints: NoExecute, NoSchedule; did you mean "NoSchedule"?',
+        ),
         (", pod: web/web-1", "", "no pod; expected pod together with rejected and ranks"),
         (
             "eval_time: 1m",

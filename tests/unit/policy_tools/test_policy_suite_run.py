@@ -6,6 +6,7 @@ from typing import Any
 import msgspec
 import pytest
 
+from nodewise.base.errors import BadInput
 from nodewise.policies import placement_policy_parser
 from nodewise.policies.policy_objects import PolicyObject
 from nodewise.policy_tools import policy_suite_adequacy, policy_suite_parser
@@ -329,3 +330,10 @@ def test_devices_are_tainted_as_expected(
     runner = SuiteRunner(suite, TimelineSettings())
     mismatches = list(runner.run(suite.tests[0], runner.objects()))
     assert [line for mismatch in mismatches for line in mismatch.lines] == list(differences)
+
+
+def test_device_of_no_slice_is_an_error_with_the_closest_device(tmp_path: Path) -> None:
+    file = tmp_path / "suite.yaml"
+    file.write_text(f"{_DEVICES}  - {{eval_time: 1m, tainted: {{gpu.example.com/n1/gpu0: NoSchedule}}}}\n")
+    with pytest.raises(BadInput, match=r'DRIVER/POOL/DEVICE; did you mean "gpu.example.com/n1/gpu-0"'):
+        policy_suite_parser.read_suite(str(file))

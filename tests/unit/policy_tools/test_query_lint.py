@@ -178,3 +178,33 @@ def test_a_gateway_without_names_of_metrics_does_not_prevent_lint(
 def test_query_of_a_device_rule_keeps_the_label_of_the_device(query: str, expected: list[str]) -> None:
     spec = {"deviceTaints": [{"query": query, "above": 0, "deviceLabel": "UUID"}]}
     assert [note.field for note in query_lint.check_queries(spec).notes] == expected
+
+
+@pytest.mark.parametrize("is_known", [True, False])
+def test_label_that_a_second_prometheus_may_have_is_not_noted(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, is_known: bool
+) -> None:
+    """The second one does not answer the queries for labels."""
+
+    def respond(request: httpx2.Request) -> httpx2.Response:
+        if request.url.path != "/api/v1/query":
+            return httpx2.Response(403, text="forbidden")
+        if request.url.host == "second" and not is_known:
+            return httpx2.Response(
+                422, json={"status": "error", "errorType": "execution", "error": "too many"}
+            )
+        result = [{"metric": {"node": "a", "gpu": "0"}, "value": [1_700_000_000, "1"]}]
+        return httpx2.Response(
+            200, json={"status": "success", "data": {"resultType": "vector", "result": result}}
+        )
+
+    monkeypatch.setattr(client, "HttpTransport", lambda **_: httpx2.MockTransport(respond))
+    file = tmp_path / "policy.yaml"
+    file.write_text(
+        "{apiVersion: nodewise.io/v1alpha1, kind: ClusterPlacementPolicy, metadata: {name: a}, spec: {deviceTaints:"
+        " [{metric: xid, above: 0, driver: gpu.example.com, deviceLabel: UUID}]}}"
+    )
+    urls = [f"--prometheus-url=http://{host}" for host in ("first", "second")]
+    done = CliRunner().invoke(main.command, ["policy", "lint", str(file), *urls])
+    assert done.exit_code == 0, done.stderr
+    assert ("deviceLabel: found" in done.stdout) == is_known

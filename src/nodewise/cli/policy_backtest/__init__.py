@@ -88,17 +88,15 @@ def command(command_line: CommandLine) -> None:
     logs.configure("error", "messages")
     own = command_line.settings(BacktestOptions)
     if own.html:
-        from nodewise.cli.plots import check_matplotlib_installed
+        from nodewise.cli.policy_backtest import html_page
 
-        check_matplotlib_installed("--html")
+        html_page.check_matplotlib_installed()
     report = cooperative_scheduling.run_event_loop(_backtest(own, command_line))
     if own.output == "json":
         click.echo(msgspec.json.encode(reports.to_document(report)))
     else:
         reports.print_report(report)
     if own.html:
-        from nodewise.cli.policy_backtest import html_page
-
         _write(own.html, html_page.render(report))
         if own.output == "text":
             click.echo(f"\nwritten: {own.html}")

@@ -1,5 +1,6 @@
 """The result of a backtest as one page. It loads nothing, and has no script."""
 
+import importlib.util
 import io
 from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime
@@ -10,8 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from nodewise.base import clock, quantity
-from nodewise.base.errors import truncate, visible
-from nodewise.cli.plots import STYLE
+from nodewise.base.errors import BadSettings, Problem, truncate, visible
 from nodewise.cli.policy_backtest import report as reports
 from nodewise.cli.terminal_output import TableData
 from nodewise.policy_tools import policy_backtest
@@ -31,9 +31,29 @@ _RED: Final = "#c2410c"
 _BLUE: Final = "#1d4ed8"
 _GREY: Final = "#94a3b8"
 _HEAT: Final = ("#f1f5f9", "#fdba74", "#c2410c", "#7f1d1d")
+STYLE: Final[Any] = {
+    "svg.hashsalt": "nodewise",  # stable element ids
+    "svg.fonttype": "none",
+    "font.family": "sans-serif",
+    "font.size": 9,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.grid": True,
+    "axes.axisbelow": True,
+    "grid.color": "#dddddd",
+    "figure.facecolor": "white",
+}
+"""Settings of matplotlib, also for pictures of the documentation and of the benchmarks."""
 _STYLE: Final[Any] = {**STYLE, "text.color": "#1e293b", "axes.edgecolor": "#cbd5e1", "axes.labelcolor": "#475569",
                       "xtick.color": "#475569", "ytick.color": "#475569", "figure.facecolor": "none",
                       "axes.facecolor": "none", "grid.color": "#e2e8f0", "image.composite_image": False}  # fmt: skip
+
+
+def check_matplotlib_installed() -> None:
+    """Raise BadSettings if matplotlib is not installed."""
+    if importlib.util.find_spec("matplotlib") is None:
+        problem = Problem("matplotlib", "not installed", "pip install 'nodewise[plots]'")
+        raise BadSettings("--html", [problem])
 
 
 def heat_map(report: BacktestReport, policy: PolicyReport) -> str:

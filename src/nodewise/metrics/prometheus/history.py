@@ -7,6 +7,7 @@ points per series, samples per query, timeouts of proxies) need not be known.
 import asyncio
 import contextlib
 from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import Final, NamedTuple
 
 from nodewise.base import cooperative_scheduling
@@ -28,8 +29,8 @@ MAX_POINTS_PER_SERIES: Final = 11_000
 _POINTS_PER_PART: Final = 250_000
 """Numbers in one response: 7 MB of JSON, and 60 MB while it is decoded."""
 _MAX_CONCURRENT: Final = 4
-"""Parts that are requested and decoded at once. Policies may have hundreds of metrics, and Prometheus has 20 slots for
-the queries of all of its clients (`--query.max-concurrency`)."""
+"""Parts that are requested, or wait to be decoded, at once. Policies may have hundreds of metrics, and Prometheus has
+20 slots for the queries of all of its clients (`--query.max-concurrency`)."""
 _MAX_STEPS: Final = 2_000
 _MAX_ATTEMPTS: Final = 3
 """For one step, which cannot be halved."""
@@ -57,6 +58,10 @@ class PrometheusHistory:
         self._only_current: set[str] = set()
         """The metrics of which a node has several series, so that series that have ended must not count."""
         self._parts = asyncio.Semaphore(_MAX_CONCURRENT)
+        self.worker: Final = ThreadPoolExecutor(1, thread_name_prefix="history")
+        """Decodes and evaluates while the event loop reads. Several threads would take turns anyway, because of the
+        interpreter's lock, and glibc keeps what each of them has freed apart from the others.
+        """
         self.query_count = 0
         self.halvings: list[str] = []
         """The reasons for which a part was read in halves."""
@@ -113,6 +118,7 @@ class PrometheusHistory:
         return list(query_responses.newest_values(await self._query(query)))
 
     async def close(self) -> None:
+        self.worker.shutdown(wait=False, cancel_futures=True)
         await self._connection.http.aclose()
 
     async def _read_metric(self, request: MetricRequest, grid: TimeGrid) -> NodeMatrix:
@@ -151,7 +157,8 @@ class PrometheusHistory:
             self.query_count += 1
             answer = await self._client.query_range(query, grid.start, grid.end, grid.step_s)
             self.incomplete = self.incomplete or answer.incomplete
-            return await asyncio.to_thread(
+            return await asyncio.get_running_loop().run_in_executor(
+                self.worker,
                 range_matrix.build_matrix,
                 answer,
                 grid,

@@ -190,7 +190,8 @@ _ABSENT: Final = np.nextafter(np.inf, 0.0)
 
 def _row(points: Sequence[tuple[float, float]], grid: TimeGrid) -> Floats:
     row = np.full(grid.steps, _ABSENT)
-    pairs = np.array(points, np.float64).reshape(-1, 2)
+    # faster than an array of the tuples
+    pairs = np.fromiter(chain.from_iterable(points), np.float64, 2 * len(points)).reshape(-1, 2)
     steps = np.rint((pairs[:, 0] - grid.start) / grid.step_s).astype(np.intp)
     inside = (steps >= 0) & (steps < grid.steps)
     row[steps[inside]] = pairs[inside, 1]

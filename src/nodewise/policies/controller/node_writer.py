@@ -24,7 +24,7 @@ from nodewise.kube.resource_kinds import NODES
 from nodewise.kube.store import Change, ChangeLog
 from nodewise.observe import logs
 from nodewise.policies import node_labels
-from nodewise.policies.controller.object_patcher import ObjectPatcher, failure_cause
+from nodewise.policies.controller.object_patcher import STEP_S, ObjectPatcher, failure_cause
 from nodewise.policies.labelling_progress import PendingLabel
 from nodewise.policies.node_labels import FIELD_MANAGER, POLICY_LABELS, LabelColumn, LabelOwner, Labels
 from nodewise.policies.state import PolicyState
@@ -76,6 +76,9 @@ class ExaminationBudget:
         return True
 
 
+_WRITE_FACTOR: Final = 4.0
+"""How many times as long as the comparison of all labels their writes may take, from `STEP_S` to `_LONGEST_WRITE_S`."""
+_LONGEST_WRITE_S: Final = 10.0
 _CONFLICT_S: Final = 60.0
 """The time after which a label that cannot be written is tried again, unless its node changes before."""
 _MAX_NAMED: Final = 5
@@ -191,7 +194,7 @@ class LabelWriter:
         waiting_pods: int = 0,
         waited_for: Container[str] = (),
     ) -> None:
-        """Write the labels that differ, for `STEP_S` at most; the next snapshot continues. Labels with the keys `held`
+        """Write the labels that differ, for a few seconds; the next snapshot continues. Labels with the keys `held`
         stay as they are.
 
         `waiting_pods` are those that kube-scheduler examines whenever one of these labels changes. If there are many,
@@ -224,6 +227,7 @@ class LabelWriter:
         self, desired: _DesiredLabels, waiting_pods: int, waited_for: Container[str]
     ) -> None:
         owned, columns, failures = self._owned, desired.columns, self._patcher.failures
+        began_s = self._handle.clock.monotonic()
         wanted = await cooperative_scheduling.run(
             node_labels.desired_labels(columns, desired.nodes, owned, desired.held)
         )
@@ -250,7 +254,10 @@ class LabelWriter:
         writes = ((node, partial(write, node)) for node in sorted(ordered, key=failures.__contains__))
         before = dict(failures)
         try:
-            errors = await self._patcher.run(writes, is_admitted)
+            # in huge clusters most of the time would go into the comparison of all labels
+            write_s = _WRITE_FACTOR * (self._handle.clock.monotonic() - began_s)
+            step_s = max(STEP_S, min(write_s, _LONGEST_WRITE_S))
+            errors = await self._patcher.run(writes, is_admitted, step_s)
         finally:
             registry.set(self._owner.pending_nodes_metric, len(unfinished))
             # nothing was written to a node that may be replaced

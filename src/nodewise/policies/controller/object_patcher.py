@@ -62,14 +62,17 @@ class ObjectPatcher(Generic[K, F]):
                 del known[key]
 
     async def run(
-        self, writes: Iterable[tuple[K, Write]], is_admitted: Callable[[K], bool] = lambda _: True
+        self,
+        writes: Iterable[tuple[K, Write]],
+        is_admitted: Callable[[K], bool] = lambda _: True,
+        step_s: float = STEP_S,
     ) -> list[NodewiseError]:
-        """Run writes in their order for `STEP_S` at most, without objects in a pause, and without those that are not
+        """Run writes in their order for `step_s` at most, without objects in a pause, and without those that are not
         admitted when their turn comes. Returns the isolated errors; others are raised after all calls have ended.
         """
         errors: list[NodewiseError] = []
         clock = self._handle.clock
-        until_s = clock.monotonic() + STEP_S
+        until_s = clock.monotonic() + step_s
 
         def due() -> Iterator[Awaitable[None]]:
             for key, write in writes:
