@@ -452,6 +452,22 @@ def test_nodewise_does_not_change_of_a_node(cluster: GuardedCluster, what: str) 
     assert "nodewise-nodes" in cluster.expect_forbidden(cluster.nodewise, NODE_FORBIDDEN[what])
 
 
+def test_nodewise_changes_nothing_else_of_a_node_together_with_own_labels(cluster: GuardedCluster) -> None:
+    """Writes of nothing but own labels skip the comparisons."""
+    added = {f"{OURS}p/gas-disable-card7": "true", VERDICT: "violating"}
+    for what, write in NODE_FORBIDDEN.items():
+        body: Any = write.body
+        if isinstance(body, list):
+            path = f"/metadata/labels/{VERDICT.replace('/', '~1')}"
+            body = [*body, {"op": "add", "path": path, "value": "violating"}]
+        else:
+            metadata = body.get("metadata", {})
+            own = dict.fromkeys(node()["metadata"]["labels"]) if metadata.get("labels", 0) is None else {}
+            own |= (metadata.get("labels") or {}) | added
+            body = body | {"metadata": metadata | {"labels": own}}
+        assert "nodewise-nodes" in cluster.expect_forbidden(cluster.nodewise, write._replace(body=body)), what
+
+
 @pytest.mark.parametrize(
     "what",
     [what for what, write in NODE_FORBIDDEN.items() if write.path == STATUS and "metadata" not in write.body]

@@ -171,7 +171,6 @@ def test_every_object_is_one_for_a_real_api_server(
     file = tmp_path / "objects.yaml"
     file.write_text(yaml.safe_dump_all(made))
     apply = ["apply", "--server-side", "--validate=strict", "-f", str(file)]
-    sandbox.plane.kubectl(*apply, "--dry-run=server")
     try:
         output = sandbox.plane.kubectl(*apply)
         assert output.count("serverside-applied") == len(made)
@@ -297,7 +296,8 @@ def test_admission_policies_name_the_accounts_of_the_release(helm: Helm) -> None
         "cmk-own-node",
     }
     own = "request.userInfo.username == 'system:serviceaccount:elsewhere:other"
-    assert accounts["other-nodes"] == accounts["other-pods"] == f"{own}'"
+    assert accounts["other-nodes"].startswith(f"{own}' && (")
+    assert accounts["other-pods"] == f"{own}'"
     assert accounts["other-annotator"] == f"{own}-annotator'"
     assert "serviceaccount:cpus:cmk-agent" in accounts["cmk-own-node"]
     assert {spec["policyName"] for (kind, _, _), spec in moved.items() if kind.endswith("Binding")} == {
@@ -319,13 +319,8 @@ def test_the_policy_of_nodes_knows_the_advertised_resource(helm: Helm, settings:
     assert {variable["name"]: variable["expression"] for variable in variables}["resources"] == resources
 
 
-def test_a_cluster_without_admission_policies_has_to_be_named(helm: Helm) -> None:
+def test_admission_policies_can_be_left_out_on_older_versions(helm: Helm) -> None:
     old = "--kube-version=v1.29.3"
-    done = helm.run("template", "nodewise", CHART, old)
-    assert done.returncode != 0
-    assert (
-        "found admissionPolicies.enabled: true on Kubernetes v1.29.3, expected 1.30 or later" in done.stderr
-    )
     assert _policies(helm.rendered("nodewise", old, "--set", "admissionPolicies.enabled=false")) == {}
 
 
@@ -341,28 +336,6 @@ def test_the_policies_that_change_pods_use_the_release_and_its_resource(helm: He
         assert "telemetry/scheduling" not in json.dumps(spec)
         assert "'example.com/mark'" in json.dumps(spec)
         assert made["MutatingAdmissionPolicyBinding", name, ""]["policyName"] == name
-
-
-@pytest.mark.parametrize(
-    ("version", "options", "message"),
-    [
-        ("v1.35.4", "podAdmission.addResource=true", "on Kubernetes v1.35.4, expected 1.36 or later"),
-        ("v1.36.0", "podAdmission.addResource=true,podAdmission.resource=", "expected the resource of"),
-        (
-            "v1.36.0",
-            "podAdmission.addResource=true,nativeMode.enabled=true",
-            "expected one of the two values",
-        ),
-        ("v1.35.4", "nativeMode.enabled=true", "on Kubernetes v1.35.4, expected 1.36 or later"),
-        ("v1.36.0", "nativeMode.enabled=true,agents.telemetry.enabled=false", "expected the agent whose"),
-    ],
-)
-def test_pods_are_changed_only_where_that_has_an_effect(
-    helm: Helm, version: str, options: str, message: str
-) -> None:
-    done = helm.run("template", "nodewise", CHART, f"--kube-version={version}", "--set", options)
-    assert done.returncode != 0
-    assert message in done.stderr
 
 
 def test_a_disabled_feature_has_no_rights(helm: Helm) -> None:
@@ -473,37 +446,6 @@ def test_pods_are_admitted_where_only_restricted_ones_are(helm: Helm, sandbox: S
 
 
 @pytest.mark.parametrize(
-    ("setting", "named"),
-    [
-        ("agents.gpus.enabled=true", "gpus"),
-        ("agents.gpu.enabled=maybe", "enabled"),
-        ("agents.gpu.settings.bind_errors=loud", "bind_errors"),
-        ("agents.safe.settings.utilization=101", "utilization"),
-        ("settings.sync_periode=5s", "sync_periode"),
-        ("settings.sync_period=soon", "sync_period"),
-        ("settings.port=9001", "port"),
-        ("extender.replicas=0", "replicas"),
-        ("image.pullPolicy=Sometimes", "pullPolicy"),
-        ("image.digest=sha256:12", "digest"),
-        ("service.port=99999", "port"),
-        ("name=Node_Wise", "name"),
-        ("tls.certManager.duration=soon", "duration"),
-        ("tls.renewal.schedule=sometimes", "schedule"),
-        ("tls.renewal.args={restarted}", "args"),
-        ("cpu.webhook.failurePolicy=Perhaps", "failurePolicy"),
-        ("annotator.settings.what=everything", "what"),
-        ("podAdmission.mode=refuse", "podAdmission/mode"),
-        ("replicas=3", "replicas"),
-    ],
-)
-def test_a_wrong_value_is_named(helm: Helm, setting: str, named: str) -> None:
-    done = helm.run("template", "nodewise", CHART, "--set", setting)
-    assert done.returncode != 0
-    assert "values don't meet the specifications of the schema" in done.stderr
-    assert named in done.stderr
-
-
-@pytest.mark.parametrize(
     ("values", "actions", "resource"),
     [
         ("name=nodewise", ["Warn", "Audit"], "telemetry/scheduling"),
@@ -531,20 +473,6 @@ def test_pods_without_their_policy_are_reported_as_the_values_have_it(
     )
     assert binding == {"policyName": "nodewise-pod-labels", "validationActions": actions}
     assert {"name": "resource", "expression": f"'{resource}'"} in policy["variables"]
-
-
-def test_the_webhook_is_installed_by_one_of_two(helm: Helm) -> None:
-    switches = "cpu.enabled=true,cpu.setup.enabled=true,cpu.webhook.enabled=true,cpu.webhook.caBundle=QQ=="
-    done = helm.run("template", "nodewise", CHART, "--set", f"{switches},cpu.setup.hosts={{node1}}")
-    assert done.returncode != 0
-    assert "cpu.webhook.enabled: true beside cpu.setup.hosts; expected one of the two values" in done.stderr
-
-
-def test_a_cluster_whose_tokens_do_not_name_nodes_gets_no_node_agent(helm: Helm) -> None:
-    switches = "cpu.enabled=true,admissionPolicies.enabled=false"
-    done = helm.run("template", "nodewise", CHART, "--set", switches, "--kube-version=v1.29.3")
-    assert done.returncode != 0
-    assert "cpu.enabled: true on Kubernetes v1.29.3; expected 1.30 or later" in done.stderr
 
 
 @pytest.mark.parametrize("name", ["nodewise-annotator", "nodewise-certs", "cmk-agent", "cmk-cluster-init"])
@@ -582,15 +510,6 @@ def test_the_program_accepts_the_arguments_of_each_pod(helm: Helm, tmp_path: Pat
     assert "Usage:" not in completed.stderr
 
 
-def test_certificates_are_renewed_by_their_issuer(helm: Helm) -> None:
-    done = helm.run("template", "nodewise", CHART, "--set", f"{TLS},tls.renewal.enabled=true")
-    assert done.returncode != 0
-    assert (
-        "tls.renewal.enabled: true beside tls.certManager.enabled; expected one of the two values"
-        in done.stderr
-    )
-
-
 def test_the_renewal_names_the_changed_values_of_the_release(helm: Helm) -> None:
     values = "name=other,service.clusterIP=10.0.0.50,tls.secretName=mine,tls.renewal.names={a.example}"
     made = helm.rendered("elsewhere", "--set", f"tls.renewal.enabled=true,{values}")
@@ -605,12 +524,6 @@ def test_the_renewal_names_the_changed_values_of_the_release(helm: Helm) -> None
         "--name=a.example",
         "--name=10.0.0.50",
     ]
-
-
-def test_a_webhook_without_a_trusted_certificate_is_refused(helm: Helm) -> None:
-    done = helm.run("template", "nodewise", CHART, "--set", "cpu.enabled=true,cpu.webhook.enabled=true")
-    assert done.returncode != 0
-    assert "cpu.webhook.caBundle: empty; expected" in done.stderr
 
 
 @contextlib.contextmanager
@@ -890,22 +803,15 @@ def test_files_of_kustomize_equal_the_output_of_helm(
 
 
 @each_combination
-def test_kubectl_applies_them(sandbox: Sandbox, with_definitions: None, tmp_path: Path, values: Path) -> None:
+def test_kubectl_builds_workloads_in_the_namespaces_that_it_makes(plane: ControlPlane, values: Path) -> None:
     folder = ROOT / helm_chart_generator.KUSTOMIZE / values.stem.removeprefix("values-")
-    manifests = list(yaml.safe_load_all(sandbox.plane.kubectl("kustomize", str(folder))))
+    manifests = list(yaml.safe_load_all(plane.kubectl("kustomize", str(folder))))
     assert {manifest["kind"] for manifest in manifests} & WORKLOADS
     made = {manifest["metadata"]["name"] for manifest in manifests if manifest["kind"] == "Namespace"}
     used = {
         manifest["metadata"]["namespace"] for manifest in manifests if "namespace" in manifest["metadata"]
     }
     assert used <= {"default", "kube-system", *made}
-    for manifest in manifests:
-        if manifest["metadata"].get("namespace") in made:
-            manifest["metadata"]["namespace"] = sandbox.namespace
-    file = tmp_path / "objects.yaml"
-    file.write_text(yaml.safe_dump_all(manifests))
-    apply = ["apply", "--server-side", "--force-conflicts", "--validate=strict", "--dry-run=server"]
-    sandbox.plane.kubectl(*apply, "-f", str(file))
 
 
 def test_objects_of_other_projects_are_made_where_they_are_wanted(helm: Helm) -> None:

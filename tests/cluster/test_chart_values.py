@@ -221,38 +221,110 @@ def _with_value(values: dict[str, Any], path: tuple[str, ...], value: Any) -> No
     values[path[-1]] = value
 
 
+WRONG: Final = [
+    {
+        "": ["admissionpolicies.enabled=false", "replicas=3"],
+        "settings": [
+            "client_name={evil}",
+            "health_address=0.0.0.0",
+            "port=9001",
+            "prometheus_pasword=x",
+            "sync_periode=5s",
+        ],
+        "settings/sync_period": ["soon"],
+        "admissionPolicies": ["enable=false"],
+        "admissionPolicies/enabled": ["no thanks"],
+        "agents": ["gpus.enabled=true"],
+        "agents/gpu/enabled": ["maybe"],
+        "agents/gpu/settings/bind_errors": ["loud"],
+        "agents/safe/settings/utilization": ["101"],
+        "annotator/settings/what": ["everything"],
+        "cpu/webhook/failurePolicy": ["Perhaps"],
+        "extender/podDisruptionBudget/maxUnavailable": ["all"],
+        "extender/replicas": ["0"],
+        "image/digest": ["sha256:12"],
+        "image/pullPolicy": ["Sometimes"],
+        "name": ["Node_Wise"],
+        "podAdmission/mode": ["refuse"],
+        "service/port": ["99999"],
+        "tls/certManager/duration": ["soon"],
+        "tls/renewal/schedule": ["sometimes"],
+        "tls/renewal/args/0": ["restarted"],
+    },
+    {"admissionPolicies": ["false"], "extender/replicas": ["-1"], "service/port": ["65536"]},
+    {"extender/replicas": ["1.5"]},
+    {"extender/replicas": ["2000000000"]},
+]
+"""Wrong values by their place, which are set together; those with `=` are keys that the place does not have."""
+
+
+@pytest.mark.parametrize("wrong", WRONG, ids=["all", "others", "a fraction", "too many"])
+def test_wrong_values_are_refused_with_their_key(helm: Helm, wrong: dict[str, list[str]]) -> None:
+    options = []
+    for place, values in wrong.items():
+        path = place.replace("/0", "[0]").replace("/", ".")
+        options += [
+            f"--set={f'{path}.'.lstrip('.') if '=' in value else f'{path}='}{value}" for value in values
+        ]
+    completed = helm.run("template", "nodewise", CHART, *options)
+    assert completed.returncode == 1
+    assert "values don't meet the specifications of the schema" in completed.stderr
+    for place, values in wrong.items():
+        at = f"- at '{place and '/'}{place}': "
+        lines = [line.strip() for line in completed.stderr.splitlines() if line.strip().startswith(at)]
+        unknown = [value.partition("=")[0].partition(".")[0] for value in values if "=" in value]
+        assert lines, at
+        if unknown:
+            [line] = [line for line in lines if "additional properties" in line]
+            assert sorted(re.findall("'([^'/]+)'", line.removeprefix(at))) == unknown
+
+
+WEBHOOK: Final = "cpu.enabled=true,cpu.webhook.enabled=true"
+
+
 @pytest.mark.parametrize(
-    ("values", "message"),
+    ("version", "values", "message"),
     [
-        ("admissionpolicies.enabled=false", "additional properties 'admissionpolicies' not allowed"),
+        ("1.37", "agents.telemetry.settings.advertise_resource=a/b'] + ['c=1", "expected NAME=AMOUNT"),
         (
-            "admissionPolicies.enable=false",
-            "at '/admissionPolicies': additional properties 'enable' not allowed",
+            "1.29.3",
+            "name=nodewise",
+            "found admissionPolicies.enabled: true on Kubernetes v1.29.3, expected 1.30 or later",
         ),
-        ("admissionPolicies.enabled=no thanks", "at '/admissionPolicies/enabled': got string, want boolean"),
-        ("admissionPolicies=false", "at '/admissionPolicies': got boolean, want object"),
-        ("extender.replicas=-1", "at '/extender/replicas': minimum: got -1, want 1"),
-        ("extender.replicas=1.5", "at '/extender/replicas': got "),
-        ("extender.replicas=2000000000", "at '/extender/replicas': maximum: got "),
         (
-            "extender.podDisruptionBudget.maxUnavailable=all",
-            "at '/extender/podDisruptionBudget/maxUnavailable'",
+            "1.29.3",
+            "cpu.enabled=true,admissionPolicies.enabled=false",
+            "cpu.enabled: true on Kubernetes v1.29.3; expected 1.30 or later",
         ),
-        ("service.port=65536", "at '/service/port': maximum: got 65,536, want 65,535"),
-        ("settings.client_name={evil}", "at '/settings': additional properties 'client_name' not allowed"),
-        ("settings.health_address=0.0.0.0", "additional properties 'health_address' not allowed"),
-        ("settings.prometheus_pasword=x", "additional properties 'prometheus_pasword' not allowed"),
-        ("agents.telemetry.settings.advertise_resource=a/b'] + ['c=1", "expected NAME=AMOUNT"),
-        ("nativeMode.enabled=false,tls.clientName=a\\,--any-client", "renders as one string"),
+        ("1.35.4", "podAdmission.addResource=true", "on Kubernetes v1.35.4, expected 1.36 or later"),
+        ("1.36", "podAdmission.addResource=true,podAdmission.resource=", "expected the resource of"),
+        ("1.36", "podAdmission.addResource=true,nativeMode.enabled=true", "expected one of the two values"),
+        ("1.35.4", "nativeMode.enabled=true", "on Kubernetes v1.35.4, expected 1.36 or later"),
+        ("1.36", "nativeMode.enabled=true,agents.telemetry.enabled=false", "expected the agent whose"),
+        (
+            "1.37",
+            f"{WEBHOOK},cpu.webhook.caBundle=QQ==,cpu.setup.enabled=true,cpu.setup.hosts={{node1}}",
+            "cpu.webhook.enabled: true beside cpu.setup.hosts; expected one of the two values",
+        ),
+        ("1.37", WEBHOOK, "cpu.webhook.caBundle: empty; expected"),
+        (
+            "1.37",
+            f"{TLS},tls.renewal.enabled=true",
+            "tls.renewal.enabled: true beside tls.certManager.enabled; expected one of the two values",
+        ),
     ],
 )
-def test_wrong_values_are_refused_with_their_key(helm: Helm, values: str, message: str) -> None:
-    completed = helm.run("template", "nodewise", CHART, "--set", values)
-    if message == "renders as one string":
-        assert "- --client-name=a,--any-client\n" in completed.stdout
-        return
+def test_values_without_effect_are_refused_with_the_reason(
+    helm: Helm, version: str, values: str, message: str
+) -> None:
+    completed = helm.run("template", "nodewise", CHART, f"--kube-version={version}", "--set", values)
     assert completed.returncode == 1
     assert message in completed.stderr
+
+
+def test_comma_in_a_name_starts_no_other_argument(helm: Helm) -> None:
+    values = "nativeMode.enabled=false,tls.clientName=a\\,--any-client"
+    assert "- --client-name=a,--any-client\n" in helm.said("template", "nodewise", CHART, "--set", values)
 
 
 def test_the_longest_release_name_and_any_namespace_render(helm: Helm, tmp_path: Path) -> None:

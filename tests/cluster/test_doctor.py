@@ -177,17 +177,16 @@ def test_commands_are_for_the_cluster_that_was_examined(cluster: HealthyCluster)
 # Hostile objects
 
 
-@pytest.mark.parametrize("output", ["json", "table"])
-def test_control_characters_in_objects_are_not_printed(cluster: HealthyCluster, output: str) -> None:
+def test_control_characters_in_objects_are_not_printed(cluster: HealthyCluster) -> None:
     """All hostile objects exist at the same time."""
     with contextlib.ExitStack() as stack:
         for defect in HOSTILE.values():
             stack.enter_context(defect(cluster))
-        done = cluster.ask("-o", output, "--timeout=3s")
-    assert done.returncode == FOUND, done.stderr
-    assert_harmless(done)
-    if output == "json":
-        json.loads(done.stdout)
+        outputs = {name: cluster.ask("-o", name, "--timeout=3s") for name in ("json", "table")}
+    for done in outputs.values():
+        assert done.returncode == FOUND, done.stderr
+        assert_harmless(done)
+    json.loads(outputs["json"].stdout)
 
 
 @pytest.mark.parametrize("name", HOSTILE_FILES)
@@ -305,8 +304,8 @@ def crowded(cluster: HealthyCluster, nodes: int, policies: int) -> Iterator[None
 
 
 def test_it_ends_in_a_large_cluster_and_its_memory_is_bounded(cluster: HealthyCluster) -> None:
-    with crowded(cluster, nodes=1000, policies=300):
+    with crowded(cluster, nodes=500, policies=150):
         diagnosis, most_mib = cluster.measured()
     assert diagnosis.code in {0, 3}
-    assert most_mib < 200
+    assert most_mib < 120
     assert len(diagnosis.done.stdout) < 100_000

@@ -11,8 +11,6 @@ from tests.cluster.doctor_cases import DoctorCase
 from tests.cluster.healthy_cluster import HealthyCluster
 from tests.cluster.native_doctor_cases import NATIVE_CASES
 
-pytestmark = pytest.mark.kubernetes_versions(oldest=36)
-
 
 @pytest.fixture(scope="module")
 def cluster(
@@ -22,6 +20,7 @@ def cluster(
         yield cluster
 
 
+@pytest.mark.kubernetes_versions(oldest=36)
 def test_nothing_is_found_in_a_sound_cluster(cluster: HealthyCluster) -> None:
     diagnosis = cluster.diagnose()
     assert (diagnosis.code, diagnosis.sound, diagnosis.ids("error", "warning")) == (0, True, set()), diagnosis

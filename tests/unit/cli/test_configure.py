@@ -151,6 +151,13 @@ def test_a_part_is_printed_as_it_ships_without_workloads(part: str) -> None:
     assert parts(part) == [item for item in shipped if item["kind"] not in {"Deployment", "Job"}]
 
 
+def test_help_describes_every_part() -> None:
+    described = CliRunner().invoke(command, ["manifests", "--help"]).stdout
+    assert [line.split()[0] for line in described.partition("Parts:")[2].splitlines()[1:15]] == [
+        *platform_manifests.PARTS
+    ]
+
+
 def test_parts_are_printed_in_the_order_in_which_they_are_applied() -> None:
     assert parts("gpu", "rbac", "crds") == [*parts("crds"), *parts("rbac"), *parts("gpu")]
 

@@ -793,8 +793,14 @@ def test_labels_of_gpus_that_nothing_offers(labels: Any, allocatable: Any, label
     assert (label in parsed.gpus.label) if parsed.gpus else not label
 
 
+@pytest.mark.parametrize(
+    ("metric", "forbidden"),
+    [("", ()), ("", ("policies",)), ("cpu_usage", ()), ("memory_usage", ())],
+)
 @pytest.mark.parametrize(("agents", "is_read"), [("load", True), ("safe", False)])
-def test_usage_of_nodes_is_read_for_agents_that_score_by_it(agents: str, is_read: bool) -> None:
+def test_usage_of_nodes_is_read_once_for_agents_that_score_by_it(
+    agents: str, is_read: bool, metric: str, forbidden: tuple[str, ...]
+) -> None:
     words = ["nodewise", "extender", f"--agents={agents}"]
     at = datetime.fromtimestamp(SystemClock().now() - 40, UTC).isoformat()
     usage = {"timestamp": at, "window": "1m30s", "usage": {"cpu": "1", "memory": "1Gi"}}
@@ -804,7 +810,14 @@ def test_usage_of_nodes_is_read_for_agents_that_score_by_it(agents: str, is_read
         "/api/v1/nodes": [{"metadata": {"name": name}} for name in "ab"],
         "/apis/metrics.k8s.io/v1beta1/nodes": {"items": items},
     }
-    samples = facts(objects).usage_samples
+    if metric:
+        avoid = [{"metric": metric, "above": 4}]
+        objects[PLACEMENT_POLICIES] = [
+            {"metadata": {"name": "cool", "namespace": "web"}, "spec": {"podSelector": {}, "avoid": avoid}}
+        ]
+    api: Any = ScriptedApi(objects, forbidden)
+    samples = asyncio.run(_collect(api, ExaminationTarget(namespaces=("nodewise",)))).usage_samples
+    assert api.requests.count("/apis/metrics.k8s.io/v1beta1/nodes") == (is_read or bool(metric))
     assert isinstance(samples, UsageSamples) == is_read
     if isinstance(samples, UsageSamples):
         assert samples.window_s == 90

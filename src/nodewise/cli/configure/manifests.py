@@ -44,6 +44,7 @@ def command(command_line: CommandLine) -> None:
       pod-admission  warns of pods with a misspelt policy label or no request
       native         changes pods of policies in native mode (Kubernetes 1.36)
       controller     rights of the controller of native mode
+      device-taints  rights to taint devices of DRA drivers
       extender-pods  adds the request of the extender to pods (Kubernetes 1.36)
       gpu            rights of the agent gpu
       memory         rights of agents that keep what they learn

@@ -439,8 +439,6 @@ def check_metrics_apis(metrics_apis: tuple[MetricsApiStatus, ...]) -> Iterator[F
 
 _LONGEST_WINDOW_S: Final = 60.0
 """The window of metrics-server by default. Pods count with an estimate until the window began after their start."""
-_OLDEST_USAGE_S: Final = 180.0
-"""The agent load ignores older usage."""
 
 
 @check("usage-late")
@@ -450,9 +448,9 @@ def check_usage_samples(usage_samples: UsageSamples | None) -> Iterator[Finding]
         return
     window_s, age_s = usage_samples
     where, expected = "APIService/v1beta1.metrics.k8s.io", f"a window of at most {_LONGEST_WINDOW_S:.0f} s"
-    if age_s > _OLDEST_USAGE_S:
+    if age_s > source_table.USAGE_MAX_AGE_S:
         actual = f"the usage of most nodes is {age_s:.0f} s old by the clock of this host: missing"
-        yield finding("usage-late", where, actual, f"at most {_OLDEST_USAGE_S:.0f} s")
+        yield finding("usage-late", where, actual, f"at most {source_table.USAGE_MAX_AGE_S:.0f} s")
     elif window_s > _LONGEST_WINDOW_S:
         yield finding("usage-late", where, f"usage is a mean of {window_s:.0f} s", expected)
 

@@ -529,20 +529,28 @@ def reads_usage(agents: Iterable[str]) -> bool:
     return any(kind is not None and kind.needs_metrics for kind in kinds)
 
 
+async def _usage(session: Session) -> Series | Cause:
+    """The usage of nodes from metrics-server, which was read already if policies use it."""
+    for series in (await session.get_or(collect_metric_series, {})).values():
+        if isinstance(series, Series) and series.source == source_table.RESOURCE and series.samples:
+            return series
+    nodes = (await session.require(collect_nodes)).measured
+
+    async def lookup() -> NodeAttributes:
+        return nodes
+
+    source = ResourceMetricsSource(session.reader.api, lookup, _TIMEOUT_S)
+    right = f"list nodes.{resource_metrics_api.GROUP}"
+    return await _fetch_metric(source, right, MetricRequest(resource_metrics_api.METRICS[0]))
+
+
 async def collect_usage_samples(session: Session) -> UsageSamples | None:
     """The samples of metrics-server, if an agent reads them."""
     workloads = await session.get_or(collect_nodewise_workloads, ())
     sources = await session.require(_collect_metric_sources)
     if sources.other or not (sources.resource and any(reads_usage(each.agents) for each in workloads)):
         return None
-    nodes = (await session.require(collect_nodes)).measured
-
-    async def lookup() -> NodeAttributes:
-        return nodes
-
-    now, right = SystemClock().now(), f"list nodes.{resource_metrics_api.GROUP}"
-    source = ResourceMetricsSource(session.reader.api, lookup, _TIMEOUT_S)
-    series = await _fetch_metric(source, right, MetricRequest(resource_metrics_api.METRICS[0]))
+    now, series = SystemClock().now(), await _usage(session)
     samples = [] if isinstance(series, Cause) else list(series.samples.values())
     if not samples:
         return None
