@@ -49,8 +49,8 @@ def _described_commands(excluded: Iterable[str]) -> dict[str, Any]:
 def _describe_without(excluded: Iterable[str]) -> Mapping[str, Any]:
     from nodewise import agents  # imports no agent
 
-    for name in excluded:
-        del distributions.EXTRAS[name]
+    if excluded:
+        distributions.own_entry_points = lambda _: ()  # type: ignore[assignment]
     agents._read_entry_points = lambda: agents._EntryPoints((), ())  # noqa: SLF001 - only nodewise's own agents
     names = [name for name, (module, _) in main.COMMANDS.items() if module not in excluded]
     commands = {name: main.command.get_command(None, name) for name in names}  # type: ignore[arg-type]

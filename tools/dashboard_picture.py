@@ -23,7 +23,7 @@ from tests.cluster.prometheus_process import PrometheusProcess
 
 from nodewise.cli import demo
 from nodewise.cli.demo import DemoCluster, ExtenderProcess, create_example_pod, demo_cluster
-from nodewise.cli.plots import STYLE
+from nodewise.cli.policy_backtest.html_page import STYLE
 from nodewise.scheduling_model.simulated_cluster import Cluster
 
 _ROOT: Final = Path(__file__).parents[1]

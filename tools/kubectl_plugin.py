@@ -30,12 +30,13 @@ from nodewise.base.errors import NodewiseError
 from nodewise_cpu import bundle
 from nodewise_cpu.bundle import Program
 from tools import bundled_licenses
-from tools.image import image_constants, layers
+from tools.image import digests, image_assembly, image_constants
+from tools.image.image_assembly import LayerCache
 
 ROOT: Final = Path(__file__).parents[1]
 TEMPLATE: Final = ROOT / "deploy/krew/nodewise.yaml"
 """The manifest without version, homepage and platforms."""
-LARGEST_BYTES: Final = 60_000_000
+LARGEST_BYTES: Final = 70_000_000
 """Maximum size of the archive."""
 _PREFIX: Final = f"kubectl-nodewise-{nodewise.__version__}-"
 _SUFFIX: Final = ".tar.gz"
@@ -84,28 +85,37 @@ exec "$folder/{libraries}/{loader}" --library-path "$folder/{libraries}" "$folde
 
 
 def build(folder: Path) -> Path:
-    """The path of the archive for this machine's platform, written into `folder`. BadInput if PyInstaller fails."""
+    """The path of the archive for this machine's platform, written into `folder`. BadInput if PyInstaller fails.
+
+    The cache of image layers keeps it for the same sources.
+    """
     file = folder / f"{_PREFIX}linux-{image_constants.architecture()}{_SUFFIX}"
     folder.mkdir(parents=True, exist_ok=True)
+    with image_assembly.locked_cache() as cache:
+        tree = LayerCache(cache, image_constants.EPOCH_S)
+        by = [sys.modules[__name__], bundled_licenses]
+        shutil.copyfile(tree.part(file.name, by, [digests.of_sources()], _fill).layer.file, file)
+    return file
+
+
+def _fill(root: Path) -> None:
+    """Write the content of the archive."""
+    root.mkdir()
     program = Program(
         _PROGRAM, _LAUNCHER, _LIBRARIES, _modules(), _EXCLUDED, data=list(_data()), can_strip=False
     )
     with tempfile.TemporaryDirectory(prefix="nodewise-plugin-") as temporary:
-        root = Path(temporary, "archive")
-        root.mkdir()
-        made = bundle.freeze(program, Path(temporary)).rename(root / "program")
-        libraries = made / _LIBRARIES
-        bundle.copy_system_libraries(made, libraries)
-        bundled_licenses.write(root / "licenses", "nodewise", _EXTRAS, libraries)
-        _reduce(libraries)
-        (loader,) = libraries.glob("ld-linux*")
-        loader.chmod(0o755)
-        script = root / "kubectl-nodewise"
-        script.write_text(_SCRIPT.format(program=_PROGRAM, libraries=_LIBRARIES, loader=loader.name))
-        script.chmod(0o755)
-        shutil.copy(ROOT / "LICENSE", root)
-        layers.make(file.name, root, file, image_constants.EPOCH_S)
-    return file
+        made = Path(shutil.move(bundle.freeze(program, Path(temporary)), root / "program"))
+    libraries = made / _LIBRARIES
+    bundle.copy_system_libraries(made, libraries)
+    bundled_licenses.write(root / "licenses", "nodewise", _EXTRAS, libraries)
+    _reduce(libraries)
+    (loader,) = libraries.glob("ld-linux*")
+    loader.chmod(0o755)
+    script = root / "kubectl-nodewise"
+    script.write_text(_SCRIPT.format(program=_PROGRAM, libraries=_LIBRARIES, loader=loader.name))
+    script.chmod(0o755)
+    shutil.copy(ROOT / "LICENSE", root)
 
 
 def _reduce(libraries: Path) -> None:

@@ -3,11 +3,9 @@
 archive = image_archive.archive()   # an OCI archive; once it is imported, image_archive.NAME is the image of pods
 """
 
-import fcntl
-import hashlib
 from pathlib import Path
 
-from tools.image import image_assembly, image_constants, oci
+from tools.image import digests, image_assembly, image_constants, oci
 from tools.image.__main__ import identity
 from tools.image.command_execution_and_errors import ImageError
 from tools.image.image_assembly import ImageInputs
@@ -30,23 +28,24 @@ def archive(architecture: str = "") -> Path:
     The default architecture is that of this machine.
     """
     home = go_toolchain.cache() / "image"
-    home.mkdir(parents=True, exist_ok=True)
-    with (home / "lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        folder = home / _digest()
-        suffix = f"-{architecture}" if architecture else ""
-        file = folder / f"{image_constants.NAME}{suffix}.oci.tar"
-        if not file.exists():
-            program = None if architecture else host_program_installation.ready()
-            try:
-                image_assembly.make(
-                    file, ImageInputs(home, program, fresh=False), identity(architecture=architecture)
-                )
-            except ImageError as error:
-                raise MissingError(f"no image: {error}", "see `make image`") from error
-        folder.touch()
-        go_toolchain.tidy({path.parent for path in home.glob("*/*.oci.tar")}, _KEPT)
-        return file
+    suffix = f"-{architecture}" if architecture else ""
+    file = home / digests.of_sources() / f"{image_constants.NAME}{suffix}.oci.tar"
+    if not file.exists():  # `make image` and `make release` of another test hold the lock for long
+        with image_assembly.locked_cache() as cache:
+            if not file.exists():
+                _make(file, cache, architecture)
+            go_toolchain.tidy({path.parent for path in home.glob("*/*.oci.tar")}, _KEPT)
+    file.parent.touch()
+    return file
+
+
+def _make(file: Path, cache: Path, architecture: str) -> None:
+    program = None if architecture else host_program_installation.ready()
+    inputs = ImageInputs(cache, program, fresh=False)
+    try:
+        image_assembly.make(file, inputs, identity(architecture=architecture))
+    except ImageError as error:
+        raise MissingError(f"no image: {error}", "see `make image`") from error
 
 
 def combined(into: Path) -> str:
@@ -54,17 +53,3 @@ def combined(into: Path) -> str:
     own = image_constants.architecture()
     archives = [archive("" if name == own else name) for name in image_constants.MACHINES]
     return oci.combine(into, archives, identity())
-
-
-def _digest() -> str:
-    root = image_constants.ROOT
-    digest = hashlib.sha256(identity().version.encode())
-    folders = (root / "src", root / "packages", root / "tools/image", root / "examples")
-    files = [path for folder in folders for path in sorted(folder.rglob("*")) if _counts(path)]
-    for path in (*files, root / "uv.lock", root / "pyproject.toml"):
-        digest.update(f"{path.relative_to(root)}\0".encode() + path.read_bytes())
-    return digest.hexdigest()[:16]
-
-
-def _counts(path: Path) -> bool:
-    return path.is_file() and "__pycache__" not in path.parts

@@ -27,6 +27,7 @@ from tests.node import (
 from tests.node.cpu_manager_on_real_node import CpuManagerOnNode
 from tests.node.host_with_kubelet import KubernetesHost
 from tests.node.kubelet import Kubelet
+from tests.node.virtual_cpu_machine import VirtualCpuMachine
 
 __all__ = ["control_plane_programs", "plane", "sandbox", "shared_control_plane"]
 
@@ -58,6 +59,18 @@ def machine_packages(request: pytest.FixtureRequest) -> debian_packages.MachineP
 def machine_files(program: Path) -> Mapping[str, FileEntry]:
     """The files of an emulated machine with the installed program."""
     return virtual_cpu_machine.files(program)
+
+
+@pytest.fixture(scope="module")
+def machine(
+    machine_packages: debian_packages.MachinePackages,
+    machine_files: Mapping[str, FileEntry],
+    tmp_path_factory: pytest.TempPathFactory,
+) -> Iterator[VirtualCpuMachine]:
+    """An emulated machine for the tests of a file."""
+    folder = tmp_path_factory.mktemp("machine")
+    with virtual_cpu_machine.running(machine_packages, machine_files, folder) as machine:
+        yield machine
 
 
 @pytest.fixture

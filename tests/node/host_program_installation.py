@@ -1,18 +1,17 @@
 """The program that is installed on hosts, built once for the current sources and lock file.
 
-folder = installed_program.install(tmp_path / "opt-bin")   # mount it at /opt/bin; it contains `cmk`
+folder = host_program_installation.install(tmp_path / "opt-bin")   # mount it at /opt/bin; it contains `cmk`
 """
 
 import fcntl
-import hashlib
-import sys
 from pathlib import Path
+
+from tools.image import digests
 
 from nodewise_cpu import bundle, installation
 from nodewise_cpu.cli.install import bundled_modules
 from tests.cluster import go_toolchain
 
-ROOT = Path(__file__).parents[2]
 MOUNT = Path("/opt/bin")
 _KEPT = 4  # the number of builds in the cache; older ones are removed
 
@@ -23,7 +22,7 @@ def ready() -> Path:
     home.mkdir(parents=True, exist_ok=True)
     with (home / "lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
-        folder = home / _digest()
+        folder = home / digests.of_sources()
         if not folder.is_dir():
             bundle.build(folder, bundled_modules())
         folder.touch()
@@ -35,13 +34,3 @@ def install(into: Path, mount: Path = MOUNT) -> Path:
     """The folder with the program, installed for containers that mount it at `mount`."""
     installation.install(ready(), into, mount, None)
     return into
-
-
-def _digest() -> str:
-    digest = hashlib.sha256(sys.version.encode())
-    for path in (
-        *sorted([*ROOT.glob("src/**/*.py"), *ROOT.glob("packages/*/src/**/*.py")]),
-        ROOT / "uv.lock",
-    ):
-        digest.update(f"{path.relative_to(ROOT)}\0".encode() + path.read_bytes())
-    return digest.hexdigest()[:16]

@@ -17,30 +17,15 @@ pytestmark = pytest.mark.cluster
 
 S0, S1 = (frozenset({0, 1}), frozenset({2, 3})), (frozenset({4, 5}), frozenset({6, 7}))
 """The cores of each socket."""
-MODES = {
-    "packed": {"exclusive": S0, "shared": S1[0], "infra": S1[1]},
-    "spread": {"exclusive": (S0[0], S1[0]), "shared": S0[1], "infra": S1[1]},
-}
+SPREAD = {"exclusive": (S0[0], S1[0]), "shared": S0[1]}
 COUNTS = ("--num-exclusive-cores=2", "--num-shared-cores=1")
 
 
-@pytest.fixture(scope="module")
-def booted(
-    machine_packages: MachinePackages,
-    machine_files: Mapping[str, FileEntry],
-    tmp_path_factory: pytest.TempPathFactory,
-) -> Iterator[VirtualCpuMachine]:
-    with virtual_cpu_machine.running(
-        machine_packages, machine_files, tmp_path_factory.mktemp("cores")
-    ) as machine:
-        yield machine
-
-
-@pytest.fixture
-def machine(booted: VirtualCpuMachine) -> Iterator[VirtualCpuMachine]:
-    """The machine, without processes of an earlier test."""
-    yield booted
-    booted.everybody_ends()
+@pytest.fixture(autouse=True)
+def _ended_processes(machine: VirtualCpuMachine) -> Iterator[None]:
+    """No processes of an earlier test."""
+    yield
+    machine.everybody_ends()
 
 
 def init(machine: VirtualCpuMachine, place: str, mode: str = "packed") -> None:
@@ -66,15 +51,14 @@ def test_the_topology_of_the_machine(machine: VirtualCpuMachine) -> None:
     ]  # fmt: skip
 
 
-@pytest.mark.parametrize("mode", list(MODES))
-def test_every_task_has_its_own_cores(machine: VirtualCpuMachine, place: str, mode: str) -> None:
-    wanted = MODES[mode]
-    init(machine, place, mode)
+def test_every_task_has_its_own_cores(machine: VirtualCpuMachine, place: str) -> None:
+    """In the mode `spread`; the next test begins with `packed`."""
+    init(machine, place, "spread")
     for name, pool in (("a", "exclusive"), ("b", "exclusive"), ("c", "shared"), ("d", "shared")):
         machine.start(name, place, f"--pool={pool}", below=2 if name in "bc" else 0)
     assert [len(machine.threads(name)) for name in "ab"] == [4, 10]
-    assert [machine.everywhere(name) for name in "ab"] == [{cpus} for cpus in wanted["exclusive"]]
-    assert [machine.everywhere(name) for name in "cd"] == [{wanted["shared"]}] * 2
+    assert [machine.everywhere(name) for name in "ab"] == [{cpus} for cpus in SPREAD["exclusive"]]
+    assert [machine.everywhere(name) for name in "cd"] == [{SPREAD["shared"]}] * 2
     pools = machine.cmk("describe", place)["pools"].values()
     lists = {
         at: set(map(int, cpu_list["tasks"])) for pool in pools for at, cpu_list in pool["cpuLists"].items()
@@ -97,7 +81,13 @@ def test_tasks_of_both_kinds_move_with_all_their_threads(machine: VirtualCpuMach
     machine.start("one", place, "--pool=shared")
     machine.start("other", place, "--pool=shared", below=0)
     before = {name: machine.threads(name) for name in ("stays", "moves", "one", "other")}
-    assert machine.everywhere("moves") == {S0[1], frozenset({3})}
+    cpus = {name: {thread.cpus for thread in threads.values()} for name, threads in before.items()}
+    assert cpus == {
+        "stays": {S0[0], frozenset({1})},
+        "moves": {S0[1], frozenset({3})},
+        "one": {S1[0]},
+        "other": {S1[0]},
+    }
     only = machine.cmk("reconfigure", place, *COUNTS, "--exclusive-mode=spread", "--check")
     assert {name: machine.threads(name) for name in before} == before
     report = machine.cmk("reconfigure", place, *COUNTS, "--exclusive-mode=spread")
@@ -156,30 +146,32 @@ def test_a_cpuset_without_the_pools_cores_is_an_error(machine: VirtualCpuMachine
 
 
 def test_no_task_outlives_a_boot(
-    machine_packages: MachinePackages, machine_files: Mapping[str, FileEntry], tmp_path: Path
+    machine: VirtualCpuMachine,
+    machine_packages: MachinePackages,
+    machine_files: Mapping[str, FileEntry],
+    tmp_path: Path,
 ) -> None:
     """Neither a task nor a reconfiguration that the power ended; on the second boot some cores are isolated."""
     place = f"--conf-dir={virtual_cpu_machine.STATE}/pools"
-    with virtual_cpu_machine.running(machine_packages, machine_files, tmp_path / "first") as machine:
-        init(machine, place)
-        for name in "ab":
-            machine.start(name, place, "--pool=exclusive")
-        machine.start("c", place, "--pool=shared")
-        boot, held = machine.boot(), tasks(machine, place)
-        pids = {machine.pid(name) for name in "abc"}
-        assert set().union(*held.values()) == pids
-        state = machine.state()
+    init(machine, place)
+    for name in "ab":
+        machine.start(name, place, "--pool=exclusive")
+    machine.start("c", place, "--pool=shared")
+    boot, held = machine.boot(), tasks(machine, place)
+    pids = {machine.pid(name) for name in "abc"}
+    assert set().union(*held.values()) == pids
+    state = machine.state()
     with virtual_cpu_machine.running(
-        machine_packages, machine_files, tmp_path / "second", state, "isolcpus=2-7"
-    ) as machine:
-        assert machine.boot() != boot
-        assert tasks(machine, place) == held
-        reclaimed = machine.cmk("reconcile", place)["reclaimedCpuLists"]
+        machine_packages, machine_files, tmp_path, state, "isolcpus=2-7"
+    ) as second:
+        assert second.boot() != boot
+        assert tasks(second, place) == held
+        reclaimed = second.cmk("reconcile", place)["reclaimedCpuLists"]
         assert {(cpu_list["pid"], cpu_list["cpus"]) for cpu_list in reclaimed} == {
             (pid, cpus) for cpus, pids in held.items() for pid in pids
         }
-        assert tasks(machine, place) == {}
-        machine.cmk("reconfigure", place, *COUNTS, "--exclusive-mode=spread")
+        assert tasks(second, place) == {}
+        second.cmk("reconfigure", place, *COUNTS, "--exclusive-mode=spread")
         for name in "ab":
-            machine.start(name, place, "--pool=exclusive")
-        assert [machine.everywhere(name) for name in "ab"] == [{S0[1]}, {S1[0]}]
+            second.start(name, place, "--pool=exclusive")
+        assert [second.everywhere(name) for name in "ab"] == [{S0[1]}, {S1[0]}]

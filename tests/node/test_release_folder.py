@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 import yaml
-from tools import release
+from tools import kubectl_plugin, release
 
 import nodewise
 from tests.cluster import native_mode, placement_policy_specs
@@ -81,6 +81,7 @@ def test_the_folder_has_all_files_with_their_checksums(folder: Path) -> None:
     expected |= {"install.yaml", "RELEASE_NOTES.md", "provenance.intoto.json", "SHA256SUMS"}
     (plugin,) = names - expected
     assert plugin.startswith(f"kubectl-nodewise-{VERSION}-linux-")
+    assert (folder / plugin).stat().st_size <= kubectl_plugin.LARGEST_BYTES
     assert expected <= names
 
 

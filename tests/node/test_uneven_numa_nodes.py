@@ -15,6 +15,7 @@ from tests.node.virtual_cpu_machine import VirtualCpuMachine
 pytestmark = pytest.mark.cluster
 
 WITHOUT_MEMORY, WITHOUT_CPUS = 1, 2
+PLACE = f"--conf-dir={virtual_cpu_machine.STATE}/pools"
 HARDWARE = virtual_cpu_machine.HARDWARE._replace(
     options=(
         *("-cpu", "Nehalem"),
@@ -33,6 +34,7 @@ def machine(
 ) -> Iterator[VirtualCpuMachine]:
     folder = tmp_path_factory.mktemp("uneven")
     with virtual_cpu_machine.running(machine_packages, machine_files, folder, hardware=HARDWARE) as machine:
+        machine.cmk("init", PLACE, "--num-exclusive-cores=0", "--num-shared-cores=3", "--shared-mode=spread")
         yield machine
 
 
@@ -51,13 +53,11 @@ def test_tasks_run_in_the_cpuset_that_enforcement_sets(
     machine: VirtualCpuMachine, name: str, cpus: set[int], mems: set[int]
 ) -> None:
     """The kernel would ignore a node without memory; the task on CPUs of such a node may use all memory."""
-    place = f"--conf-dir={virtual_cpu_machine.STATE}/{name}"
-    machine.cmk("init", place, "--num-exclusive-cores=0", "--num-shared-cores=3", "--shared-mode=spread")
     target = enforcer.target_cpusets(
         {Task(1, container=name): frozenset(cpus)}, topology.parse(machine.sysfs()), {}
     )[name]
     machine.cgroup(name, target.cpus, target.mems)
-    machine.start(name, place, "--pool=infra", "--no-affinity", inside=name)
+    machine.start(name, PLACE, "--pool=infra", "--no-affinity", inside=name)
     where = {(thread.cpus, thread.mems) for thread in machine.threads(name).values()}
     assert where == {(frozenset(cpus), frozenset(mems))}
     machine.everybody_ends()

@@ -19,6 +19,7 @@ import yaml
 from click.testing import CliRunner
 from tools.image import (
     debian_packages,
+    digests,
     foreign_program,
     image_assembly,
     image_constants,
@@ -233,6 +234,29 @@ def test_a_layer_of_the_same_input_is_not_built_again(tmp_path: Path) -> None:
     assert (part("1"), len(calls)) == (first, 1)
     assert (part("2").layer.digest, len(calls)) == (first.layer.digest, 2)
     assert (first.folder / "a").read_text() == "a"
+
+
+def test_own_layers_are_built_again_only_if_sources_lock_or_machine_change(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    root, machine = tmp_path / "clone", tmp_path / "status"
+    monkeypatch.setattr(image_constants, "ROOT", root)
+    monkeypatch.setattr(digests, "_MACHINE_PACKAGES", machine)
+
+    def key_after_change_of(file: Path) -> str:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        with file.open("a") as text:
+            text.write("changed")
+        return digests.of_sources()
+
+    cpu = root / "packages/nodewise-cpu"
+    keys = [key_after_change_of(root / "uv.lock")]
+    for file in (root / "docs/a.md", root / "src/__pycache__/a.pyc", cpu / "cpu_tests/a.py"):
+        assert key_after_change_of(file) == keys[0], file
+    names = ("src/a.py", "examples/a.yaml", "deploy/a.yaml", "tools/image/a.py", "README.md", "uv.lock")
+    changes = [*(root / name for name in names), cpu / "src/a.py", cpu / "pyproject.toml", machine]
+    keys += map(key_after_change_of, changes)
+    assert len(set(keys)) == 1 + len(changes)
 
 
 def cached(cache: Path) -> list[debian_packages.Package]:

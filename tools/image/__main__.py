@@ -4,7 +4,6 @@
 """
 
 import argparse
-import fcntl
 import os
 import shutil
 import sys
@@ -20,11 +19,6 @@ from tools.image.image_assembly import ImageInputs
 from tools.image.oci import ImageIdentity
 
 _ALL: Final = "all"  # all architectures
-
-
-def cache() -> Path:
-    """The cache folder of packages and layers, outside the source tree."""
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "nodewise" / "image"
 
 
 def identity(revision: str = "", architecture: str = "") -> ImageIdentity:
@@ -54,10 +48,8 @@ def main() -> int:
     parser.add_argument("--offline", action="store_true", help="use the Debian packages of the last build")
     arguments = parser.parse_args()
     try:
-        cache().mkdir(parents=True, exist_ok=True)
-        with (cache() / "lock").open("w") as lock:
-            fcntl.flock(lock, fcntl.LOCK_EX)
-            _make(arguments, ImageInputs(cache(), fresh=not arguments.offline))
+        with image_assembly.locked_cache() as cache:
+            _make(arguments, ImageInputs(cache, fresh=not arguments.offline))
     except (ImageError, NodewiseError, OSError) as error:
         say(f"no image: {error}")
         return 1

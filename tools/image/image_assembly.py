@@ -1,10 +1,13 @@
 """Builds the image from packages and wheels. Layers that change rarely come first; a cache keeps them."""
 
+import contextlib
+import fcntl
 import json
+import os
 import re
 import shutil
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from hashlib import sha256
 from pathlib import Path
 from types import ModuleType
@@ -31,8 +34,8 @@ from tools.image.oci import ImageIdentity
 from tools.image.python_wheels import PythonTarget
 from tools.image.sbom import ProgramOrigin
 
-_KEPT: Final = 8
-"""Number of layers in the cache; the newest stay. An image of each architecture has two."""
+_KEPT: Final = 16
+"""Number of layers in the cache; the newest stay. The images of both architectures and the plugin have eight."""
 
 
 class ImageSummary(NamedTuple):
@@ -64,6 +67,16 @@ class BuiltLayer(NamedTuple):
     layer: Layer
 
 
+@contextlib.contextmanager
+def locked_cache() -> Iterator[Path]:
+    """The cache folder of packages and layers, outside the source tree, for one process at a time."""
+    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "nodewise" / "image"
+    cache.mkdir(parents=True, exist_ok=True)
+    with (cache / "lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield cache
+
+
 def make(file: Path, inputs: ImageInputs, identity: ImageIdentity) -> ImageSummary:
     """Write the archive and, beside it, the SBOM. ImageError for missing tools or packages, and if the image is too
     large.
@@ -75,8 +88,8 @@ def make(file: Path, inputs: ImageInputs, identity: ImageIdentity) -> ImageSumma
         _check_size(image_layers)
         part = file.with_name(f".{file.name}.part")
         digest = oci.write(part, image_layers, identity)
-        part.replace(file)
         shutil.copyfile(parts[-1].folder / image_constants.SBOM.lstrip("/"), sbom_path(file))
+        part.replace(file)
     return ImageSummary(digest, image_layers)
 
 
@@ -130,12 +143,18 @@ def _parts(inputs: ImageInputs, identity: ImageIdentity, work: Path) -> list[Bui
     tree = LayerCache(inputs.cache, identity.time_s)
     target, system = _system(home, tree, packages, identity.architecture)
     wheels = _wheels(tree, target, debian_packages.key(packages))
-    own = _own(target, work, identity)
+    sources = digests.of_sources()
+    own = _own(tree, target, work, sources)
     if _is_native(identity.architecture):
-        program, origin = _program(inputs.program, work, identity), ProgramOrigin()
+        program, origin = _program(tree, inputs.program, sources), ProgramOrigin()
     else:
-        debian_packages.unpack(fetched, home, work / "packages")
-        program = _foreign_program(target, work, wheels.folder / target.packages, identity)
+
+        def unpack() -> Path:
+            debian_packages.unpack(fetched, home, work / "packages")
+            return work / "packages"
+
+        key = [sources, debian_packages.key(fetched)]
+        program = _foreign_program(tree, target, unpack, wheels.folder / target.packages, key)
         versions = {package.name: package.version for package in fetched}
         origin = ProgramOrigin(target.full_version, versions)
     root = work / "bill"
@@ -143,11 +162,8 @@ def _parts(inputs: ImageInputs, identity: ImageIdentity, work: Path) -> list[Bui
     ready = program.folder / image_constants.READY.lstrip("/")
     system_sources = (packages, target.root)
     sbom.write(sbom_file, identity, system_sources, wheels.folder, (ready, origin), debian_packages.release())
-    return [system, wheels, own, program, _part("the SBOM", root, identity)]
-
-
-def _part(title: str, folder: Path, identity: ImageIdentity) -> BuiltLayer:
-    return BuiltLayer(folder, layers.make(title, folder, folder.with_suffix(".tar.gz"), identity.time_s))
+    bill = layers.make("the SBOM", root, root.with_suffix(".tar.gz"), identity.time_s)
+    return [system, wheels, own, program, BuiltLayer(root, bill)]
 
 
 def _system(
@@ -186,31 +202,41 @@ def _wheels(tree: "LayerCache", target: PythonTarget, key: str) -> BuiltLayer:
     return tree.part("Python's wheels", [python_wheels, shared_library_check], [key, *lines], fill)
 
 
-def _own(target: PythonTarget, work: Path, identity: ImageIdentity) -> BuiltLayer:
-    say("building nodewise's wheels")
-    root = work / "nodewise"
-    python_wheels.install_own(python_wheels.build_wheels(work), target, root)
-    scheduler_templates.write(root)
-    return _part("nodewise", root, identity)
+def _own(tree: "LayerCache", target: PythonTarget, work: Path, sources: str) -> BuiltLayer:
+    """nodewise's modules, which are the same bytes for all architectures with the same Python."""
+
+    def fill(root: Path) -> None:
+        say("building nodewise's wheels")
+        python_wheels.install_own(python_wheels.build_wheels(work), target, root)
+        scheduler_templates.write(root)
+
+    return tree.part("nodewise", [], [sources, target.full_version], fill)
 
 
-def _program(ready: Path | None, work: Path, identity: ImageIdentity) -> BuiltLayer:
-    root = work / "program"
-    folder = root / image_constants.READY.lstrip("/")
-    if ready is None:
-        say("building the program that `nodewise cpu install` puts on hosts")
-        bundle.build(folder, bundled_modules())
-    else:
-        shutil.copytree(ready, folder, symlinks=True)
-    return _part("the program for hosts", root, identity)
+_PROGRAM: Final = "the program for hosts"
 
 
-def _foreign_program(target: PythonTarget, work: Path, wheels: Path, identity: ImageIdentity) -> BuiltLayer:
-    root = work / "program"
-    folder = root / image_constants.READY.lstrip("/")
-    folder.parent.mkdir(parents=True)
-    foreign_program.build(folder, target, work / "packages", wheels)
-    return _part("the program for hosts", root, identity)
+def _program(tree: "LayerCache", ready: Path | None, sources: str) -> BuiltLayer:
+    def fill(root: Path) -> None:
+        folder = root / image_constants.READY.lstrip("/")
+        if ready is None:
+            say("building the program that `nodewise cpu install` puts on hosts")
+            bundle.build(folder, bundled_modules())
+        else:
+            shutil.copytree(ready, folder, symlinks=True)
+
+    return tree.part(_PROGRAM, [], [sources], fill)
+
+
+def _foreign_program(
+    tree: "LayerCache", target: PythonTarget, packages: Callable[[], Path], wheels: Path, key: Sequence[str]
+) -> BuiltLayer:
+    def fill(root: Path) -> None:
+        folder = root / image_constants.READY.lstrip("/")
+        folder.parent.mkdir(parents=True)
+        foreign_program.build(folder, target, packages(), wheels)
+
+    return tree.part(_PROGRAM, [], [target.machine, *key], fill)
 
 
 class LayerCache:

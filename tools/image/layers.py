@@ -10,7 +10,8 @@ from pathlib import Path
 from typing import IO, Final, NamedTuple
 
 _MODES: Final = {"tmp": 0o1777, "var/tmp": 0o1777, "root": 0o700}
-_LEVEL: Final = 9
+_LEVEL: Final = 6
+"""Level 9 takes three times as long, for layers that are one percent smaller."""
 _CHUNK_BYTES: Final = 1 << 20
 
 

@@ -8,6 +8,7 @@ The options of some commands depend on the installed agents. The file of nodewis
 again, with its agents, and an agent of another package makes them be imported.
 """
 
+import contextlib
 import inspect
 import json
 from collections.abc import Mapping, Sequence
@@ -85,11 +86,12 @@ def describe(command: click.Command) -> Description:
     }
     if isinstance(command, click.Group):
         context = click.Context(command)
-        names = command.list_commands(context)
         description["runs_without_command"] = command.invoke_without_command
-        description["commands"] = {
-            name: describe(below) for name in names if (below := command.get_command(context, name))
-        }
+        description["commands"] = commands = {}
+        for name in command.list_commands(context):
+            with contextlib.suppress(click.ClickException):  # of a distribution that is not installed
+                if below := command.get_command(context, name):
+                    commands[name] = describe(below)
         description["texts"] = getattr(command, "texts", None)
     return {key: value for key, value in description.items() if value}
 

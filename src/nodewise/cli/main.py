@@ -31,7 +31,7 @@ COMMANDS: Final = {
     "metrics": ("nodewise.cli.metrics", "List the metrics of nodes, and the policies that use them."),
     "simulate": (
         "nodewise.cli.simulate",
-        "Replay recordings, and compare placements of GPU traces, bursts and recorded load.",
+        "Replay recordings, and compare load-aware placements.",
     ),
     "demo": ("nodewise.cli.demo", "See nodewise work on this machine, with nothing installed."),
     "annotate": (
@@ -70,7 +70,8 @@ class CommandTable(click.Group):
         outline_path: Sequence[str] | None = None,
         **options: Any,
     ) -> None:
-        """`commands_of`: by command, its module (`MODULE:ATTRIBUTE` of several) or distribution, and its short help.
+        """`commands_of`: by command, its module (`MODULE:ATTRIBUTE` of several) or distribution (`DISTRIBUTION:ENTRY
+        POINT` below another command), and its short help.
         `outline_path`: the names above the commands in the outlines; None for a group that is in an outline itself.
         """
         super().__init__(*arguments, **options)
@@ -94,7 +95,7 @@ class CommandTable(click.Group):
         if module not in distributions.EXTRAS:
             return _import_command(cmd_name, module, attribute or "command")
         # a distribution that is not installed is no reason for a message during completion
-        return None if is_completing else _command_of_distribution(module, cmd_name)
+        return None if is_completing else _command_of_distribution(module, attribute or cmd_name)
 
     def resolve_command(
         self, ctx: click.Context, args: list[str]

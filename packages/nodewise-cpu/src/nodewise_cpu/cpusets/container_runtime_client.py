@@ -191,7 +191,7 @@ def _channel(socket: Path) -> "grpc.Channel":
             "--enforce",
             "gRPC is not installed",
             "the extra `cri`",
-            remedy="pip install nodewise[cri]",
+            remedy="pip install 'nodewise[cri]'",
         ) from error
     # the runtime is on this machine, so no proxy applies
     return grpc.insecure_channel(f"unix:{socket}", options=[("grpc.enable_http_proxy", 0)])
