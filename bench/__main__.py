@@ -20,10 +20,10 @@ from bench import (
     commit_comparison,
     controller_shards,
     gpu_agent,
+    gpu_binds,
     isolate_startup_and_jitter,
     load_clients,
     node_count_scaling,
-    node_overload,
     recording_rules,
     report,
     requests_with_node_names,
@@ -36,10 +36,10 @@ from bench.benchmark_servers import QUICK, BenchContext, Scale
 from bench.load_clients import LoadClient
 from bench.progress_lines import report_progress_line
 from bench.results import (
-    BURSTS,
     COMMANDS,
     DEVICES_LISTED,
     GPU,
+    GPU_BINDS,
     GROWTH,
     ISOLATE,
     NAMES,
@@ -58,12 +58,12 @@ PARTS: Final[Mapping[str, Part]] = {
     NAMES: requests_with_node_names.measure,
     WHOLE_NODES: requests_with_whole_nodes.measure,
     GPU: gpu_agent.measure,
+    GPU_BINDS: gpu_binds.measure,
     SCORING: scoring_agents.measure,
     START: startup_and_memory.measure,
     GROWTH: node_count_scaling.measure,
     SHARDS: controller_shards.measure,
     ISOLATE: isolate_startup_and_jitter.measure,
-    BURSTS: node_overload.measure,
     COMMANDS: command_times.measure,
     DEVICES_LISTED: command_times.measure_devices,
     RECORDING: recording_rules.measure,
@@ -123,12 +123,11 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument(
         "--seconds", type=float, default=full.seconds, help="duration of a round while metrics refresh"
     )
-    parser.add_argument("--hours", type=float, default=full.hours, help="simulated hours of bursty pods")
     parser.add_argument(
         "--gas",
         type=Path,
         metavar="PATH",
-        help="the program of GPU Aware Scheduling, whose binds the part gpu measures as well",
+        help="the program of GPU Aware Scheduling, whose binds the part gpu_binds measures as well",
     )
     parser.add_argument("--no-write", dest="write", action="store_false", help="print the table only")
     parser.add_argument(
@@ -144,9 +143,7 @@ def _arguments() -> argparse.Namespace:
     options.scale = (
         QUICK
         if options.quick
-        else full._replace(
-            rounds=options.rounds, requests=options.requests, seconds=options.seconds, hours=options.hours
-        )
+        else full._replace(rounds=options.rounds, requests=options.requests, seconds=options.seconds)
     )
     return options
 

@@ -40,10 +40,6 @@ class Scale(NamedTuple):
     """Requests per series and round."""
     seconds: float = 10.0
     """Duration of a round while metrics refresh, and of a round of the jitter."""
-    hours: float = 2.0
-    """Simulated hours of bursty pods."""
-    burst_nodes: int = 200
-    """Simulated nodes with bursty pods."""
     nodes: int = 5000
     pods: int = 50_000
     """Pods of the real API server in the part `start`."""
@@ -62,7 +58,7 @@ class Scale(NamedTuple):
     """Duration of the measurement while 1 % of these nodes change per minute."""
 
 
-QUICK: Final = Scale(1, 50, 2.0, 0.02, 20, 200, 1500, (1, 1), 40, (200,), 200, (2,), 2.0)
+QUICK: Final = Scale(1, 50, 2.0, 200, 1500, (1, 1), 40, (200,), 200, (2,), 2.0)
 """Sizes that show in about a minute whether every part can measure. The figures are meaningless."""
 
 

@@ -36,17 +36,16 @@ from tests.cluster.api_client import Object
 from tests.cluster.extender_process import LIMITS, CertificateFiles
 from tests.cluster.namespace_sandboxes import Sandbox, wait
 
-from bench import benchmark_servers, report, results, scheduler_bind_rounds
+from bench import benchmark_servers, device_traces, gpu_traces, report, results, scheduler_bind_rounds
 from bench.alternating_rounds import of_rounds
+from bench.device_traces import ENTRY_WEIGHT
+from bench.gpu_traces import GPU_MILLI, Trace, TraceNode, TracePod
 from bench.progress_lines import report_progress_line
-from bench.results import DEVICES, DEVICES_SIMULATED, MachineLoad, Measurement
+from bench.results import DEVICES, DEVICES_BOUND, DEVICES_SIMULATED, MachineLoad, Measurement
 from nodewise.agents.gpu.options import Placement
-from nodewise.scheduling_model import device_trace_replay, gpu_trace_replay
-from nodewise.scheduling_model.gpu_trace_replay import GPU_MILLI, Trace, TraceNode, TracePod
 
 DEFAULT, MOST_ALLOCATED, NODEWISE, NOTHING = "default", "most_allocated", "nodewise", "nothing"
 MANAGED: Final = [{"name": next(iter(LIMITS)), "ignoredByScheduler": True}]
-WEIGHT: Final = 20
 EQUAL_NODES: Final = 64
 DEVICES_PER_NODE: Final = 8
 BOUND_PODS: Final = 500
@@ -103,7 +102,7 @@ def node_objects(node: TraceNode) -> list[Object]:
     cpu, memory = f"{node.cpu_milli}m", f"{node.memory_mib}Mi"
     return [
         kubernetes_objects.node(node.name, cpu=cpu, memory=memory, pods=1000),
-        device_trace_replay.slice_document(node),
+        device_traces.slice_document(node),
     ]
 
 
@@ -113,7 +112,7 @@ def pod_objects(name: str, pod: TracePod, limits: Mapping[str, str]) -> list[Obj
     if not pod.gpus:
         return [kubernetes_objects.pod(name, cpu=cpu, memory=memory, limits=limits)]
     return [
-        device_trace_replay.claim_document(name, pod),
+        device_traces.claim_document(name, pod),
         device_objects.claiming_pod(name, name, cpu=cpu, memory=memory, limits=limits),
     ]
 
@@ -135,7 +134,7 @@ def contender(setting: Setting, name: str, placement: str = "fragmentation") -> 
                 )
             )
             health = running.health
-            entry = running.entry(managedResources=MANAGED, weight=WEIGHT)
+            entry = running.entry(managedResources=MANAGED, weight=ENTRY_WEIGHT)
             config["extenders"] = [entry]
         elif name == NOTHING:
             config["extenders"] = [stack.enter_context(_do_nothing(setting))]
@@ -154,7 +153,7 @@ def _do_nothing(setting: Setting) -> Iterator[Object]:
     answers = {"/scheduler/filter": "", "/scheduler/prioritize": str(prioritized)}
     with benchmark_servers.null_server(setting.folder, certificates, answers) as url:
         template = extender_process.ExtenderProcess.entry
-        yield template(_Address(url, made), managedResources=MANAGED, weight=WEIGHT)  # type: ignore[arg-type]
+        yield template(_Address(url, made), managedResources=MANAGED, weight=ENTRY_WEIGHT)  # type: ignore[arg-type]
 
 
 class _Address(NamedTuple):
@@ -167,7 +166,7 @@ class _Address(NamedTuple):
 def bind(
     setting: Setting, config: Object, wanted: Sequence[Sequence[Object]]
 ) -> tuple[float, dict[str, str]]:
-    """Create claims and pods, let kube-scheduler bind what fits, and delete them after `visit`.
+    """Create claims and pods, and let kube-scheduler bind what fits.
 
     Returns pods per second without the first ones, and the node of each bound pod.
     """
@@ -251,8 +250,8 @@ def _predicted_devices(health: str, namespace: str, node_of: Mapping[str, str]) 
     return predicted
 
 
-def measure(setting: Setting, trace: Trace, nodes: int, seeds: int) -> Measurement:
-    """Measure both parts."""
+def measure_trace(setting: Setting, trace: Trace, nodes: int, seeds: int) -> Measurement:
+    """Measure the allocated share on a part of the nodes of the trace."""
     part = part_of(trace, nodes)
     for node in part.nodes:
         for each in node_objects(node):
@@ -263,8 +262,17 @@ def measure(setting: Setting, trace: Trace, nodes: int, seeds: int) -> Measureme
         for name, made in rounds.items():
             made.append(trace_round(setting, name, drawn, part.gpus_milli))
             report_progress_line(f"seed {seed}, {name}: {made[-1]}")
+    figures = {
+        f"devices_allocated_{name}_pct": of_rounds((each.allocated_pct for each in made), 2, statistics.mean)
+        for name, made in rounds.items()
+    }
     for path in ("/api/v1/nodes", device_objects.SLICE_PATH):
         setting.sandbox.plane.api.delete(path)
+    return Measurement(figures, {}, "", {"devices_rounds": rounds})
+
+
+def measure_binds(setting: Setting) -> Measurement:
+    """Measure the rate of binds and the predicted devices on equal nodes."""
     for number in range(EQUAL_NODES):
         for each in node_objects(TraceNode(f"equal-{number}", 64_000, 262_144, DEVICES_PER_NODE, "X")):
             setting.sandbox.create(each)
@@ -276,24 +284,18 @@ def measure(setting: Setting, trace: Trace, nodes: int, seeds: int) -> Measureme
     ratios = [ours.rate / its.rate for ours, its in zip(equal[NODEWISE], equal[NOTHING], strict=True)]
     shares = [100 * each.predicted / each.bound for each in equal[NODEWISE]]
     figures = {
-        **{
-            f"devices_allocated_{name}_pct": of_rounds(
-                (each.allocated_pct for each in made), 2, statistics.mean
-            )
-            for name, made in rounds.items()
-        },
         "devices_predicted_pct": of_rounds(shares, 2),
         "devices_bind_rate": of_rounds([each.rate for each in equal[NODEWISE]], 1),
         "devices_bind_ratio": of_rounds(ratios, 2),
     }
-    return Measurement(figures, {}, "", {"devices_rounds": {"trace": rounds, "equal": equal}})
+    return Measurement(figures, {}, "", {"devices_bind_rounds": equal})
 
 
 def simulate(trace: Trace, drawn: list[TracePod], name: str) -> float:
     """The allocated share of all GPUs in per cent."""
-    strategy: device_trace_replay.Strategy = "MostAllocated" if name == MOST_ALLOCATED else "LeastAllocated"
+    strategy: device_traces.Strategy = "MostAllocated" if name == MOST_ALLOCATED else "LeastAllocated"
     placement: Placement | None = "fragmentation" if name == NODEWISE else None
-    return device_trace_replay.run(trace, drawn, strategy, placement).allocated_pct
+    return device_traces.run(trace, drawn, strategy, placement)
 
 
 def measure_simulation(trace: Trace, nodes: int, seeds: int) -> Measurement:
@@ -317,21 +319,27 @@ def main() -> None:
     )
     parser.add_argument("--no-write", dest="write", action="store_false", help="print the figures only")
     parser.add_argument("--simulate", action="store_true", help="only simulate, which needs no cluster")
+    parser.add_argument("--binds", action="store_true", help="only bind pods on equal nodes")
     options = parser.parse_args()
-    trace = Trace(gpu_trace_replay.nodes(options.nodes), gpu_trace_replay.pods(options.pods))
+    trace = Trace(gpu_traces.nodes(options.nodes), gpu_traces.pods(options.pods))
     machine_load = MachineLoad()
+    made: dict[str, Measurement] = {}
     if options.simulate:
-        part, measured = DEVICES_SIMULATED, measure_simulation(trace, options.part, options.seeds)
+        made[DEVICES_SIMULATED] = measure_simulation(trace, options.part, options.seeds)
     else:
         with (
             tempfile.TemporaryDirectory(prefix="nodewise-bench-") as folder,
             cluster(Path(folder)) as setting,
         ):
-            part, measured = DEVICES, measure(setting, trace, options.part, options.seeds)
-    print(dict(measured.figures))
-    if options.write:
+            if not options.binds:
+                made[DEVICES] = measure_trace(setting, trace, options.part, options.seeds)
+            made[DEVICES_BOUND] = measure_binds(setting)
+    known = results.read()
+    for part, measured in made.items():
+        print(dict(measured.figures))
         place = results.where(measured, machine_load.others_share())
-        known = results.merged(results.read(), part, measured, place)
+        known = results.merged(known, part, measured, place)
+    if options.write:
         results.write(known)
         report.write(known)
 
@@ -344,7 +352,7 @@ def cluster(folder: Path) -> Iterator[Setting]:
         namespace_sandboxes.created(plane) as sandbox,
     ):
         extender_process.define(plane.api)
-        sandbox.create(dict(device_trace_replay.CLASS))
+        sandbox.create(device_objects.device_class())
         yield Setting(sandbox, folder, CertificateFiles(folder))
 
 

@@ -323,7 +323,8 @@ def build(count: int, pods: int = 0, *, rolling: bool = False) -> BenchApiServer
     ]
     policies = generated_cluster_objects.policies()
     if rolling:
-        policies.append(generated_cluster_objects.rolling_policy())
+        # one other policy, with three metrics: several replicas fetch the metrics of all nodes, on few cores
+        policies = [policies[0], generated_cluster_objects.rolling_policy()]
     namespace = kubernetes_objects.namespace(generated_cluster_objects.NAMESPACE, trusted=True)
     collections = {
         NODES: Collection("Node", nodes),

@@ -15,7 +15,6 @@ from bench import (
     alternating_rounds,
     benchmark_servers,
     generated_cluster_objects,
-    gpu_binds,
     requests_with_node_names,
 )
 from bench.alternating_rounds import Rounds
@@ -39,9 +38,8 @@ POD_VARIANTS: Final = 16
 
 
 def measure(context: benchmark_servers.BenchContext) -> Measurement:
-    """Measure rounds of filter calls, and of binds."""
+    """Measure rounds of filter calls."""
     filtered, client = _filter(context)
-    binds = gpu_binds.measure(context)
     series = filtered[GPU_FILTER]
     figures = {
         "gpu_filter_names_5000_p50_ms": alternating_rounds.median(series, "p50_ms"),
@@ -49,9 +47,8 @@ def measure(context: benchmark_servers.BenchContext) -> Measurement:
         "gpu_filter_names_5000_ratio": alternating_rounds.ratio(
             series, filtered[NOTHING + GPU_FILTER], "p50_ms"
         ),
-        **binds.figures,
     }
-    return Measurement(figures, filtered, client, binds.more)
+    return Measurement(figures, filtered, client)
 
 
 def _filter(context: benchmark_servers.BenchContext) -> tuple[Rounds, str]:

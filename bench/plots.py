@@ -1,13 +1,11 @@
 """The plots of README.md, drawn from results.json; equal results produce equal pictures."""
 
-import statistics
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from bench import alternating_rounds, node_count_scaling
 from bench.results import (
-    BURST_AGENTS,
     FILTER,
     NOTHING,
     PRIORITIZE,
@@ -17,7 +15,7 @@ from bench.results import (
     WHOLE,
     Results,
 )
-from nodewise.cli.plots import STYLE
+from nodewise.cli.policy_backtest.html_page import STYLE
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -27,7 +25,6 @@ FOLDER: Final = Path(__file__).parent / "plots"
 TITLES: Final[Mapping[str, str]] = {
     "latency": "Duration of a call with 5,000 nodes, by verb and form",
     "growth": "Growth with the number of nodes",
-    "bursts": "Minutes of nodes above 90 % of CPU or memory, bursty pods on 200 nodes",
     "load": "Overload by placement, recorded usage of virtual machines on 60 nodes",
     "binding": "Pods that a real kube-scheduler binds per second, with 5,000 nodes",
 }
@@ -97,7 +94,6 @@ def names(results: Results) -> list[str]:
     there = {
         "latency": latencies(results),
         "growth": results.get("growth"),
-        "bursts": results.get("bursts"),
         "load": results.get("load"),
         "binding": bindings(results),
     }
@@ -186,25 +182,6 @@ def _binding(figure: "Figure", results: Results) -> None:
     axes.grid(visible=False, axis="y")
 
 
-def _bursts(figure: "Figure", results: Results) -> None:
-    rows = results["bursts"]
-    figure.set_size_inches(8, 0.8 + 0.32 * len(rows))
-    axes = figure.subplots()
-    places = range(len(rows), 0, -1)
-    means = [statistics.mean(row["node_minutes"]) for row in rows]
-    colors = [NO_OP_COLOR if row["agents"] == "none" else NODEWISE_COLOR for row in rows]
-    axes.barh(places, means, color=colors)
-    for place, row in zip(places, rows, strict=True):
-        axes.plot(row["node_minutes"], [place] * len(row["node_minutes"]), "o", color="black", markersize=3)
-    nodes = f"{rows[0]['all_node_minutes']:,}"
-    axes.set(xlabel=f"node-minutes of {nodes}: bar the mean, dots the runs", title=TITLES["bursts"])
-    names = [BURST_AGENTS[row["agents"]] for row in rows]
-    labels = [f"{name}: {mean:,.0f}" for name, mean in zip(names, means, strict=True)]
-    axes.set_yticks(list(places), labels)
-    axes.set_xlim(left=0)
-    axes.grid(visible=False, axis="y")
-
-
 def _load(figure: "Figure", results: Results) -> None:
     """Two panels: the share of node-steps above 90 %, with a dot for each day, and the unmet demand."""
     rows = results["load"]
@@ -231,7 +208,6 @@ def _load(figure: "Figure", results: Results) -> None:
 _DRAW: Final[dict[str, Any]] = {
     "latency": _latency,
     "growth": _growth,
-    "bursts": _bursts,
     "load": _load,
     "binding": _binding,
 }

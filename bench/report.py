@@ -1,6 +1,5 @@
 """Formats the results: the table on stdout, and the generated parts of pages."""
 
-import statistics
 import textwrap
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -8,9 +7,9 @@ from typing import Any, Final
 
 from tests.cluster import program_cache
 
-from bench import controller_shards, node_count_scaling, node_overload, plots, results
+from bench import controller_shards, node_count_scaling, plots, results
 from bench.alternating_rounds import RoundFigure
-from bench.results import BURST_AGENTS, FIGURES, PARTS, Figure, Measurement, Results
+from bench.results import FIGURES, PARTS, Figure, Measurement, Results
 
 README: Final = Path(__file__).parent / "README.md"
 LOAD_PAGE: Final = Path(__file__).parent.parent / "docs" / "load-aware.md"
@@ -79,7 +78,6 @@ def block(results_: Results) -> str:
         [f"![{plots.TITLES[name]}](plots/{name}.svg)" for name in plots.names(results_)],
         _growth(results_.get("growth", [])),
         _shards(results_.get("shards", [])),
-        _bursts(results_.get("bursts", [])),
         _commands(results_.get("commands", [])),
         [
             "### All rounds",
@@ -148,31 +146,6 @@ def _shards(rows: Sequence[controller_shards.Row]) -> list[str]:
     for name, (meaning, unit) in controller_shards.QUANTITIES.items():
         values = [_value(row[name], unit) for row in rows]
         lines.append(f"| {' | '.join([meaning, *values])} |")
-    return lines
-
-
-def _bursts(rows: Sequence[Mapping[str, Any]]) -> list[str]:
-    """A table with one row per group of agents: means of the runs."""
-    if not rows:
-        return []
-    head = [
-        "agents",
-        "node-minutes above 90 %",
-        "share",
-        "each run",
-        "by CPU",
-        "by memory",
-        "restarts",
-        "unplaced",
-    ]
-    lines = ["### Bursty pods", "", f"| {' | '.join(head)} |", "|---" * len(head) + "|"]
-    for row in rows:
-        means = {key: statistics.mean(row[key]) for key in node_overload.COUNTED}
-        share = f"{means['node_minutes'] / row['all_node_minutes']:.2%}"
-        runs = ", ".join(map(str, row["node_minutes"]))
-        counts = [f"{means[key]:.0f}" for key in node_overload.COUNTED[1:5]]
-        cells = [BURST_AGENTS[row["agents"]], f"{means['node_minutes']:.0f}", share, runs, *counts]
-        lines.append(f"| {' | '.join(cells)} |")
     return lines
 
 

@@ -55,7 +55,7 @@ class Measurement(NamedTuple):
 
 
 NAMES, WHOLE_NODES, GPU, GROWTH, START = "names", "whole", "gpu", "growth", "start"
-SCORING, BURSTS, ISOLATE, CLUSTER, TENANTS = "scoring", "bursts", "isolate", "cluster", "tenants"
+SCORING, ISOLATE, CLUSTER, TENANTS = "scoring", "isolate", "cluster", "tenants"
 NATIVE, NATIVE_RAISED, NATIVE_LABELS, NATIVE_WAITING, NATIVE_TENANTS = (
     "native",
     "native_raised",
@@ -67,12 +67,15 @@ LABEL_WRITES: Final = "label_writes"
 NOVEMBER, SHARDS = "november", "shards"
 BACKTEST, BACKTEST_REAL, MUTANTS, COMMANDS = "backtest", "backtest_real", "mutants", "commands"
 RECORDING: Final = "recording"
-DEVICES, DEVICES_SIMULATED, DEVICES_LISTED = "devices", "devices_simulated", "devices_listed"
+GPU_BINDS: Final = "gpu_binds"
+DEVICES, DEVICES_BOUND = "devices", "devices_bound"
+DEVICES_SIMULATED, DEVICES_LISTED = "devices_simulated", "devices_listed"
 LOAD, LOAD_SCHEDULERS = "load", "load_schedulers"
 PARTS: Final[Mapping[str, str]] = {
     NAMES: "filter and prioritize, names",
     WHOLE_NODES: "filter and prioritize, whole nodes",
-    GPU: "the gpu agent: filter, names, 20,000 allocated pods; binds on a real API server",
+    GPU: "the gpu agent: filter, names, 20,000 allocated pods",
+    GPU_BINDS: "the gpu agent: binds on a real API server",
     SCORING: "the scoring agents: prioritize, names, statistics on all nodes, full agent state",
     START: "start and memory, on a real API server with 50,000 pods",
     GROWTH: "growth",
@@ -80,7 +83,6 @@ PARTS: Final[Mapping[str, str]] = {
     NOVEMBER: "this build and that of 21 November 2026 (`ea8d466d`), in alternating rounds",
     COMMANDS: "processor time of short commands beside promtool",
     RECORDING: "a metric with 40 series on each of 5,000 nodes, as it is and recorded, a real Prometheus",
-    BURSTS: "bursty pods on 200 nodes, simulated (`nodewise simulate bursts`); independent of the machine",
     LOAD: "load-aware placements on PlanetLab traces, simulated (`python -m bench.load_placements`);"
     " independent of the machine",
     LOAD_SCHEDULERS: "published load-aware schedulers on a real API server (`python -m bench.load_schedulers`)",
@@ -96,21 +98,11 @@ PARTS: Final[Mapping[str, str]] = {
     BACKTEST: "7 days of 1,000 nodes, a step per minute, three rules (`python -m bench.policy_backtest`)",
     BACKTEST_REAL: "the same with a real Prometheus (`python -m bench.policy_backtest --real`)",
     DEVICES: "DRA devices, a real kube-scheduler and the trace openb (`python -m bench.devices`)",
+    DEVICES_BOUND: "pods with claims on equal nodes, a real kube-scheduler (`python -m bench.devices --binds`)",
     DEVICES_SIMULATED: "the trace openb as DRA devices, simulated; independent of the machine",
     DEVICES_LISTED: "`nodewise devices` with 5,000 nodes, 8 devices each, of a real API server",
     MUTANTS: "suites of the shipped policies (`python -m bench.policy_mutants`); independent of the machine",
 }
-
-BURST_AGENTS: Final[Mapping[str, str]] = {
-    "none": "no agent",
-    "safe": "safe",
-    "congestion": "congestion",
-    "pigeon": "pigeon",
-    "learned": "learned",
-    "safe,congestion": "safe and congestion",
-}
-"""Groups of agents as on the command line, and their titles."""
-
 
 LOAD_PLUGINS: Final[Mapping[str, str]] = {
     "target_load_packing": "Trimaran's TargetLoadPacking",
@@ -129,10 +121,6 @@ LOAD_RIVALS: Final = (
     "volcano",
 )
 """The published formulas among the placements of `nodewise simulate load`."""
-
-
-def bursts_key(agents: str) -> str:
-    return f"bursts_node_minutes_{agents.replace(',', '_')}"
 
 
 FIGURES: Final[Mapping[str, Figure]] = {
@@ -160,10 +148,12 @@ FIGURES: Final[Mapping[str, Figure]] = {
         DEVICES_SIMULATED, "all nodes simulated: MostAllocated", "%"
     ),
     "devices_predicted_pct": Figure(
-        DEVICES, "predicted device is the allocated one, 500 pods on equal nodes", "%", at_least=95
+        DEVICES_BOUND, "predicted device is the allocated one, 500 pods on equal nodes", "%", at_least=95
     ),
-    "devices_bind_rate": Figure(DEVICES, "pods with claims bound per second", "1/s"),
-    "devices_bind_ratio": Figure(DEVICES, "the same, ratio to an extender that does nothing", at_least=0.9),
+    "devices_bind_rate": Figure(DEVICES_BOUND, "pods with claims bound per second", "1/s"),
+    "devices_bind_ratio": Figure(
+        DEVICES_BOUND, "the same, ratio to an extender that does nothing", at_least=0.9
+    ),
     "devices_5000_s": Figure(
         DEVICES_LISTED, "`nodewise devices`, 40,000 devices, 20,000 claims: time, median", "s", 2.0
     ),
@@ -206,16 +196,16 @@ FIGURES: Final[Mapping[str, Figure]] = {
     ),
     "gpu_filter_names_5000_p99_ms": Figure(GPU, "the same: 99th percentile", "ms"),
     "gpu_filter_names_5000_ratio": Figure(GPU, "the same: median, ratio to the no-op server", at_most=2.5),
-    "gpu_bind_rate": Figure(GPU, "pods with GPUs bound per second, two replicas", "1/s", at_least=80.0),
+    "gpu_bind_rate": Figure(GPU_BINDS, "pods with GPUs bound per second, two replicas", "1/s", at_least=80.0),
     "gpu_bind_ratio_floor": Figure(
-        GPU,
+        GPU_BINDS,
         "the same, one replica, ratio to a Go program that performs the two writes of GAS and decides nothing",
         at_least=0.9,
     ),
     "gpu_bind_ratio_gas": Figure(
-        GPU, "the same, ratio to GPU-aware scheduling with raised client limits", at_least=1.1
+        GPU_BINDS, "the same, ratio to GPU-aware scheduling with raised client limits", at_least=1.1
     ),
-    "gpu_bind_cpu_ms": Figure(GPU, "processor time of nodewise per bind", "ms"),
+    "gpu_bind_cpu_ms": Figure(GPU_BINDS, "processor time of nodewise per bind", "ms"),
     **{
         f"{name}_5000_november": Figure(
             NOVEMBER, f"{title}: median, ratio to the build of 21 November", at_most=0.8
@@ -270,10 +260,6 @@ FIGURES: Final[Mapping[str, Figure]] = {
     "shards_4_label_rate_ratio": Figure(
         SHARDS, "label writes per second of four shards, ratio to one process", at_least=3.5
     ),
-    **{
-        bursts_key(agents): Figure(BURSTS, f"node-minutes above 90 % of CPU or memory, {title}")
-        for agents, title in BURST_AGENTS.items()
-    },
     "load_default_ratio": Figure(
         LOAD, "node-steps above 90 %: load, ratio to the default plugins", at_most=0.5
     ),

@@ -26,11 +26,6 @@ KEYS = {
     "score_congestion_names_5000_p50_ms",
     "score_pigeon_names_5000_p50_ms",
     "score_learned_names_5000_p50_ms",
-    "bursts_node_minutes_none",
-    "bursts_node_minutes_safe",
-    "bursts_node_minutes_congestion",
-    "bursts_node_minutes_pigeon",
-    "bursts_node_minutes_learned",
 }
 PLACE = {"date": "2026-11-22", "machine": {"cores": 2}, "versions": {"python": "3.11.7"}}
 
@@ -46,7 +41,6 @@ def test_results_have_every_key():
         "rounds",
         "growth",
         "starts",
-        "bursts",
     }
 
 
@@ -62,7 +56,13 @@ def test_every_measured_part_says_where_it_was_measured(part):
     assert place["versions"].keys() >= {"python", "openssl", *results.PROGRAMS}
 
 
-MEASURED_ONCE = (results.BACKTEST, results.BACKTEST_REAL, results.LOAD, results.LOAD_SCHEDULERS)
+MEASURED_ONCE = (
+    results.BACKTEST,
+    results.BACKTEST_REAL,
+    results.LOAD,
+    results.LOAD_SCHEDULERS,
+    results.SHARDS,  # label writes: one burst of each controller
+)
 WITHOUT_STORED_ROUNDS = (results.NATIVE_LABELS, results.NATIVE_TENANTS, results.TENANTS)
 """Parts that were last measured before spreads were stored."""
 
@@ -88,14 +88,6 @@ def test_every_round_has_requests_enough():
         assert len(series) >= 3
         fewest = 5 if results.WHOLE in name else 100 if name in (results.ISOLATED, results.PLAIN) else 300
         assert all(each["requests"] >= fewest for each in series)
-
-
-def test_node_minutes_are_those_of_the_runs():
-    document = results.read()
-    for row in document["bursts"]:
-        assert len(row["node_minutes"]) >= 3
-        mean = sum(row["node_minutes"]) / len(row["node_minutes"])
-        assert document[results.bursts_key(row["agents"])] == pytest.approx(mean, abs=0.05)
 
 
 def test_readme_shows_exactly_the_figures():
@@ -149,7 +141,7 @@ def test_a_plot_of_other_results_differs(tmp_path, drawn_plots, name, key, facto
         document[key] *= factor
     plots.write(document, tmp_path)
     assert svg_content.differences(tmp_path / f"{name}.svg", drawn_plots / f"{name}.svg")
-    assert svg_content.differences(tmp_path / "bursts.svg", drawn_plots / "bursts.svg") == []
+    assert svg_content.differences(tmp_path / "load.svg", drawn_plots / "load.svg") == []
 
 
 def test_a_last_digit_and_other_ids_are_no_difference(tmp_path, drawn_plots):
