@@ -94,9 +94,10 @@ class Process:
         folder: Path | None = None,
     ) -> None:
         self.name = Path(arguments[0]).name
+        self.command = [str(word) for word in arguments]
         self.log = log
         with log.open("ab") as out:
-            self._child = self._start([str(word) for word in arguments], out, environment, folder)
+            self._child = self._start(self.command, out, environment, folder)
 
     def _start(
         self, command: list[str], out: IO[bytes], environment: dict[str, str] | None, folder: Path | None

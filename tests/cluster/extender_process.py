@@ -21,6 +21,7 @@ from tests.cluster.controlplane import ControlPlane
 from tests.cluster.fake_custom_metrics_server import FakeCustomMetricsApi
 from tests.cluster.namespace_sandboxes import Sandbox, wait
 from tests.filter_responses import rejected_nodes
+from tests.forked_commands import ForkedProcess
 
 ROOT = Path(__file__).parents[2]
 NODEWISE = Path(sys.executable).parent / "nodewise"
@@ -264,7 +265,7 @@ def started(
     folder: Path, arguments: Sequence[str], certificates: CertificateFiles
 ) -> Iterator[ExtenderProcess]:
     """Runs the command with these arguments, yields it once its addresses are known, and stops it."""
-    process = Process(
+    process = ForkedProcess(
         [NODEWISE, "extender", "--log-format=json", "--shutdown-delay=0s", *arguments],
         folder / f"nodewise-{child_processes.number()}.log",
     )
@@ -286,7 +287,7 @@ def controller(user: User, folder: Path, *more: str) -> Iterator[Process]:
         "--sync-period=500ms",
         *more,
     ]
-    with Process(command, folder / f"controller-{child_processes.number()}.log") as process:
+    with ForkedProcess(command, folder / f"controller-{child_processes.number()}.log") as process:
         yield process
 
 

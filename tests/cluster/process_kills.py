@@ -8,7 +8,6 @@ import random
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 import httpx2
@@ -34,7 +33,7 @@ class SupervisedProcess:
         self.collapses = 0
         """Number of times that the program ended without being killed."""
         self._due_s = float("inf")
-        self._command = command(process)
+        self._command = process.command
 
     def kill(self, pause_s: float) -> None:
         """Kills the program. `supervise` restarts it after a pause."""
@@ -54,11 +53,6 @@ class SupervisedProcess:
             self._due_s = float("inf")
             self.process = Process(self._command, self.process.log)
         return self.process.is_running
-
-
-def command(process: Process) -> list[str]:
-    """The command line of a running program."""
-    return Path(f"/proc/{process.pid}/cmdline").read_bytes().decode().rstrip("\0").split("\0")
 
 
 class RepeatingThread(threading.Thread):

@@ -16,7 +16,37 @@ from tests.cluster.child_processes import Process
 from tests.unit.metrics.fake_prometheus import SeriesSamples
 
 
-class PrometheusProcess:
+class RestartableServer:
+    """A server of metrics with its own folder and a client."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.folder.mkdir(parents=True, exist_ok=True)
+        self.client = httpx2.Client(trust_env=False, timeout=60)
+        self._process: Process | None = None
+
+    @property
+    def is_running(self) -> bool:
+        return self._process is not None and self._process.is_running
+
+    @property
+    def process(self) -> Process:
+        """The process of the latest start."""
+        assert self._process, "the server was never started"
+        return self._process
+
+    def stop(self) -> None:
+        """Stops the server and closes the client."""
+        if self._process:
+            self._process.stop()
+        self.client.close()
+
+    def kill(self) -> None:
+        """Kills the server (SIGKILL); `start` restarts it."""
+        self.process.kill()
+
+
+class PrometheusProcess(RestartableServer):
     """A Prometheus server with its own folder. After a restart it has the same address and data.
 
     `web` is its web configuration, with TLS and authentication. A caller that sets it must also set a matching
@@ -30,26 +60,13 @@ class PrometheusProcess:
         config: Object,
         web: Object | None = None,
     ) -> None:
-        self.folder = folder
-        self.folder.mkdir(parents=True, exist_ok=True)
+        super().__init__(folder)
         self.data = folder / "data"
-        self.client = httpx2.Client(trust_env=False)
         port = child_processes.free_port()
         self.url = f"{'https' if web and 'tls_server_config' in web else 'http'}://127.0.0.1:{port}"
         self._programs = programs
-        self._process: Process | None = None
         (folder / "prometheus.yml").write_text(yaml.safe_dump(config))
         (folder / "web.yml").write_text(yaml.safe_dump(web or {}))
-
-    @property
-    def is_running(self) -> bool:
-        return self._process is not None and self._process.is_running
-
-    @property
-    def process(self) -> Process:
-        """The process of the latest start."""
-        assert self._process, "Prometheus was never started"
-        return self._process
 
     def start(self) -> None:
         """Starts the server unless it runs, and waits until it is ready."""
@@ -66,16 +83,6 @@ class PrometheusProcess:
         self._process = Process(arguments, self.folder / "prometheus.log")
         with child_processes.stopped_on_error(self._process):
             self._process.wait_ready(lambda: answers(f"{self.url}/-/ready", self.client))
-
-    def stop(self) -> None:
-        """Stops the server and closes the client."""
-        if self._process:
-            self._process.stop()
-        self.client.close()
-
-    def kill(self) -> None:
-        """Kills the server (SIGKILL); `start` restarts it."""
-        self.process.kill()
 
     def hold(self, series: SeriesSamples) -> None:
         """Writes samples into the server's data. Call this before the server starts."""

@@ -29,13 +29,13 @@ from tests.cluster.killed_leaders import StateComparison
 from tests.cluster.namespace_sandboxes import Sandbox, wait
 from tests.cluster.placement_policy_specs import policy
 from tests.cluster.test_native_mode_failover import Labels, labels_of_nodes
+from tests.forked_commands import ForkedProcess
 
 KILLS: Final = short_and_long_case_counts.of(1, 50)
 PERIOD_S: Final = 4.0
 LEASE_S: Final = 5.0
 NODES: Final = [f"n{number:02}" for number in range(24)]
 LEASES: Final = "/apis/coordination.k8s.io/v1/namespaces/nodewise/leases"
-LEADER: Final = f"{LEASES}/nodewise-controller"
 
 
 class ShardedServer(NamedTuple):
@@ -111,7 +111,7 @@ class Replicas:
             f"--sync-period={PERIOD_S:g}s",
             f"--shards={shards}",
         ]
-        process = Process(command, self._folder / f"{identity}.log")
+        process = ForkedProcess(command, self._folder / f"{identity}.log")
         self._stack.callback(process.stop)
         self.running[identity] = process
         return identity

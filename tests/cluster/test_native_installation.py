@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import Final
 
-from tests.cluster import controlplane, extender_process, kubernetes_objects, native_mode, process_kills
+from tests.cluster import controlplane, extender_process, kubernetes_objects, native_mode
 from tests.cluster.admission_policy_waits import DRY_RUN
 from tests.cluster.api_client import ApiError, ClusterApi, Object, path_of
 from tests.cluster.child_processes import Process
@@ -77,7 +77,7 @@ def test_other_pods_are_created_in_every_order_of_installation(
         check_others(api)
         assert denies(api)
         # an API server that starts without the definitions
-        command = process_kills.command(server)
+        command = server.command
         server.kill()
         with Process(command, server.log) as again:
             again.wait_ready(lambda: api.answers("/readyz"))

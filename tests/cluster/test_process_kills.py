@@ -300,9 +300,7 @@ def _parts(
         f"https://localhost:{adapter.backend.port}", adapter.backend.authority.client_context()
     )
     asking = plane.api.answers
-    [client_url] = [
-        argument for argument in process_kills.command(etcd) if argument.startswith("--listen-client-urls=")
-    ]
+    [client_url] = [argument for argument in etcd.command if argument.startswith("--listen-client-urls=")]
     return (
         SupervisedProcess("etcd", etcd, lambda: asking(f"{client_url.partition('=')[2]}/health")),
         SupervisedProcess("kube-apiserver", api_server, lambda: asking("/readyz")),

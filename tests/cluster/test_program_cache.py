@@ -2,7 +2,6 @@
 
 import os
 import stat
-import threading
 import time
 from pathlib import Path
 
@@ -58,30 +57,6 @@ def test_programs_are_built_once(machine: EmptyBuildMachine) -> None:
     assert machine.built == list(program_cache.PROGRAMS)
 
 
-def test_a_folder_that_has_them_all_is_taken(
-    machine: EmptyBuildMachine, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    machine.install_go()
-    whole = program_cache.folder()
-    monkeypatch.setenv("XDG_CACHE_HOME", "/nowhere")
-    monkeypatch.setenv("KUBEBUILDER_ASSETS", str(whole))
-    assert program_cache.find() == whole
-
-
-def test_a_folder_that_lacks_one_is_not(
-    machine: EmptyBuildMachine,
-    monkeypatch: pytest.MonkeyPatch,
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    machine.install_go()
-    for name in ("etcd", "kube-apiserver", "kubectl"):
-        (tmp_path / name).touch(0o755)
-    monkeypatch.setenv("KUBEBUILDER_ASSETS", str(tmp_path))
-    assert program_cache.folder() != tmp_path
-    assert "lacks kube-scheduler, kube-controller-manager; taking our own" in capsys.readouterr().err
-
-
 def test_a_build_that_breaks_off_is_not_taken_for_a_whole_one(machine: EmptyBuildMachine) -> None:
     machine.install_go(broken="kubectl")
     with pytest.raises(MissingError, match="building kubectl failed:\ncannot compile"):
@@ -89,16 +64,6 @@ def test_a_build_that_breaks_off_is_not_taken_for_a_whole_one(machine: EmptyBuil
     assert program_cache.find() is None
     machine.install_go()
     assert program_cache.folder() == program_cache.find()
-
-
-def test_two_runs_do_not_build_twice(machine: EmptyBuildMachine) -> None:
-    machine.install_go()
-    runs = [threading.Thread(target=program_cache.folder) for _ in range(2)]
-    for run in runs:
-        run.start()
-    for run in runs:
-        run.join()
-    assert machine.built == list(program_cache.PROGRAMS)
 
 
 @pytest.mark.parametrize("version", ["1.21.1", None], ids=["an old go", "no go"])

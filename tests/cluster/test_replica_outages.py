@@ -30,7 +30,6 @@ from tests.cluster import (
     kubernetes_objects,
     load_balancer,
     namespace_sandboxes,
-    process_kills,
     prometheus_and_exporters,
     scheduler_calls,
 )
@@ -286,74 +285,46 @@ def stopped(*processes: Process) -> Iterator[None]:
                 os.kill(process.pid, signal.SIGCONT)
 
 
-class BindRates:
-    """Measures how many plain pods are bound per second while up to 40 pods are unbound."""
-
-    def __init__(self, plane: ControlPlane, sandbox: Sandbox) -> None:
-        self._plane = plane
-        self._sandbox = sandbox
-        self._rounds = 0
-
-    def measure(
-        self, extenders: list[Object], for_s: float, first: Callable[[], None] = lambda: None
-    ) -> float:
-        """The bound pods per second with these extenders. `first` is called after the start of the scheduler."""
-        self._rounds += 1
-        with self._plane.start_scheduler(POD_SCHEDULER | {"extenders": extenders}):
-            first()
-            with scheduler_calls.continuous_pods(
-                self._sandbox, plain, f"plain-{self._rounds}", most_unbound=40
-            ) as pods:
-                until_bound(pods, 40)
-                began_s = time.monotonic()
-                time.sleep(for_s)
-                rate = pods.bound_between(began_s, began_s + for_s) / for_s
-                until_all_bound(pods)
-        return rate
-
-    def compare(
-        self, extenders: list[Object], first: Callable[[], None] = lambda: None
-    ) -> list[tuple[float, float]]:
-        """Pairs of rates without and with these extenders, until one pair is good enough or there are five."""
-        rates: list[tuple[float, float]] = []
-        while len(rates) < 5 and not any(rate >= 0.5 * none for none, rate in rates):
-            rates.append((self.measure([], 3), self.measure(extenders, 5, first)))
-        return rates
-
-
-def test_pods_without_a_policy_are_bound_as_ever_while_all_replicas_stand_still(
-    plane: ControlPlane, sandbox: Sandbox, replicas: TelemetryReplicas, record_property: Any
+def bind_plain_pods(
+    plane: ControlPlane,
+    sandbox: Sandbox,
+    extender: Object,
+    name: str,
+    first: Callable[[], None] = lambda: None,
 ) -> None:
-    """The best of several rates is at least half the rate without extenders; other load affects both."""
-    rates = BindRates(plane, sandbox)
+    """Binds 200 plain pods, up to 40 at a time. `first` is called after the start of the scheduler."""
+    with plane.start_scheduler(POD_SCHEDULER | {"extenders": [extender]}):
+        first()
+        with scheduler_calls.continuous_pods(sandbox, plain, name, most_unbound=40) as pods:
+            until_bound(pods, 200)
+            until_all_bound(pods)
+
+
+def test_pods_without_a_policy_are_bound_without_a_call_while_all_replicas_stand_still(
+    plane: ControlPlane, sandbox: Sandbox, replicas: TelemetryReplicas
+) -> None:
     waiting = [f"waits-{number}" for number in range(10)]
 
     def policy_pods() -> None:
-        if sandbox.pod(waiting[0]) is None:
-            sandbox.pods(*map(small_pod, waiting))
+        sandbox.pods(*map(small_pod, waiting))
         for name in waiting:
             sandbox.expect_event(name)
 
     with stopped(*(replica.process for replica in replicas.running)):
-        still = rates.compare([replicas.entry()])
+        calls = len(replicas.service.taken)
+        bind_plain_pods(plane, sandbox, replicas.entry(), "plain")
+        assert len(replicas.service.taken) == calls
         wait("the Service is updated", lambda: not replicas.service.ready or None)
-        crowded = rates.compare([replicas.entry()], policy_pods)
+        bind_plain_pods(plane, sandbox, replicas.entry(), "beside", policy_pods)
         assert [name for name in waiting if namespace_sandboxes.node_of(sandbox.pod(name))] == []
         messages = failures(sandbox)
         assert set(messages) == set(waiting)
         assert all(replicas.service.url in text for text in messages.values()), messages
-    figures = {"none, and all stopped": still, "and ten pods of a policy wait": crowded}
-    record_property("figures", figures)
-    print(figures)
-    for measurements in (still, crowded):
-        none, rate = measurements[-1]
-        assert rate >= 0.5 * none, figures
     wait("the Service has them again", lambda: len(replicas.service.ready) == 2 or None)
     with plane.start_scheduler({"extenders": [replicas.entry()]}):
         assert {sandbox.expect_bound(name) for name in waiting} <= {"b", "c"}
 
 
-AWAY_S = short_and_long_case_counts.of(24.0, 60.0)
 MAX_AGE_S = short_and_long_case_counts.of(15, 30)
 PERIOD_S = 12.0
 """The sync period. Two periods are enough for steps that take seconds on a loaded machine."""
@@ -374,7 +345,7 @@ class AvailabilityCluster:
         self._plane = plane
         self._folder = folder
         self._api_server = plane.processes[1]
-        self._command = process_kills.command(self._api_server)
+        self._command = self._api_server.command
         self._restarted = contextlib.ExitStack()
         self._stack = contextlib.ExitStack()
         enter = self._stack.enter_context
@@ -466,42 +437,32 @@ def test_during_an_outage_of_the_api_server_responses_use_the_last_state_and_say
     scene.until_rejected("near", "b")
     names = iter(("far", "near"))
     with scheduler_calls.continuous_calls(2, lambda: scene.caller(next(names))) as callers:
-        began_s = time.monotonic()
         with scene.stand_still():
             nodewise.wait_events("kube_silent")
             wait("it is shown", lambda: shown(nodewise, 'kube_connected{kind="Lease"}') == 0 or None)
             wait("it is shown for nodes", lambda: shown(nodewise, 'kube_connected{kind="Node"}') == 0 or None)
             scene.load("a")
             scene.until_rejected("near", "a")
-            time.sleep(max(0.0, began_s + AWAY_S / 2 - time.monotonic()))
             scene.kill()
         scene.load("c")
         scene.until_rejected("near", "c")
-        time.sleep(max(0.0, began_s + AWAY_S - time.monotonic()))
+        age = 'metric_age_seconds{metric="heat"}'
+        wait("the metric is old", lambda: shown(nodewise, age) > MAX_AGE_S or None, 3 * PERIOD_S + SLACK_S)
+        wait("the newest decisions say so", lambda: scene.states("heat") == {"stale"} or None)
         assert scene.rejects("far", "a"), "what was known last holds, as nothing newer can be"
-        assert shown(nodewise, "kube_silent_seconds") > AWAY_S / 2
+        assert shown(nodewise, "kube_silent_seconds") > MAX_AGE_S / 2
         assert nodewise.is_ready()
         assert "heat" in {event["metric"] for event in nodewise.wait_events("metric_failed")}
-        assert shown(nodewise, 'metric_age_seconds{metric="heat"}') > MAX_AGE_S
-        assert scene.states("heat") == {"stale"}, "and it is told as what it is"
         scene.start_again()
-        changed_s = time.monotonic()
         scene.sandbox.api.patch(path(scene.sandbox, "far"), policy("far", HOT | {"target": 5}))
         scene.until_rejected("far", "abc")
-        took_s = time.monotonic() - changed_s
         nodewise.wait_events("kube_answers")
         for kind in ("Lease", "Node"):
             series = f'kube_connected{{kind="{kind}"}}'
             wait("it is shown", lambda series=series: shown(nodewise, series) == 1 or None)  # type: ignore[misc]
-    figures = {
-        "obeyed after": round(took_s, 1),
-        "slowest": [round(caller.slowest_s, 3) for caller in callers],
-    }
-    print(figures)
     for caller in callers:
         assert caller.failed == []
         assert caller.calls > 100
-    assert took_s < 2 * PERIOD_S, figures
 
 
 def policy(name: str, rule: Object) -> Object:

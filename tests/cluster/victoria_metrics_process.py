@@ -4,42 +4,29 @@ import time
 from collections.abc import Iterable
 from pathlib import Path
 
-import httpx2
 import yaml
 
 from tests.cluster import child_processes, prometheus_process
 from tests.cluster.api_client import Object
 from tests.cluster.child_processes import Process
+from tests.cluster.prometheus_process import RestartableServer
 from tests.unit.metrics.fake_prometheus import SeriesSamples
 
 
-class VictoriaMetricsProcess:
+class VictoriaMetricsProcess(RestartableServer):
     """A VictoriaMetrics server with its own folder, and the default settings of queries. After a restart it has the
-    same address and data.
+    same address and data. A kill may lose samples of the last five seconds.
 
     `config` is a Prometheus configuration, of which VictoriaMetrics reads the scrape part.
     """
 
     def __init__(self, program: Path, folder: Path, config: Object, flags: Iterable[str] = ()) -> None:
-        self.folder = folder
-        self.folder.mkdir(parents=True, exist_ok=True)
-        self.client = httpx2.Client(trust_env=False, timeout=60)
+        super().__init__(folder)
         self.url = f"http://127.0.0.1:{child_processes.free_port()}"
         self._program = program
         self._flags = tuple(flags)
-        self._process: Process | None = None
         self._pending: list[str] = []
         (folder / "scrape.yml").write_text(yaml.safe_dump(config))
-
-    @property
-    def is_running(self) -> bool:
-        return self._process is not None and self._process.is_running
-
-    @property
-    def process(self) -> Process:
-        """The process of the latest start."""
-        assert self._process, "VictoriaMetrics was never started"
-        return self._process
 
     def start(self) -> None:
         """Starts the server unless it runs, waits until it is ready, and imports the samples that were given before."""
@@ -59,16 +46,6 @@ class VictoriaMetricsProcess:
         with child_processes.stopped_on_error(self._process):
             self._process.wait_ready(lambda: prometheus_process.answers(f"{self.url}/health", self.client))
             self._import()
-
-    def stop(self) -> None:
-        """Stops the server and closes the client."""
-        if self._process:
-            self._process.stop()
-        self.client.close()
-
-    def kill(self) -> None:
-        """Kills the server (SIGKILL); `start` restarts it. Samples of the last five seconds may be lost."""
-        self.process.kill()
 
     def hold(self, series: SeriesSamples) -> None:
         """Writes samples into the server's data. Queries are evaluated at full seconds, so now is a full second."""

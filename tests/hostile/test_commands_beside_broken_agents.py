@@ -55,7 +55,6 @@ RUNS: Mapping[str, list[str]] = {
         "render-scheduler",
         *("--ca=ca.crt", "--cert=tls.crt", "--key=tls.key", "--config=settings.yaml"),
     ],
-    "simulate bursts": ["simulate", "bursts", "--agents=none", "--nodes=1", "--hours=0.02"],
     "agents list": ["agents", "list"],
 }
 SERVERS: Mapping[str, list[str]] = {

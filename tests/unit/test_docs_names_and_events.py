@@ -45,7 +45,6 @@ NONE_OF_THESE = {
     "kubernetes.io/metadata.name": "every namespace has it, from the API server",
     "kubernetes.io/service-name": "the API server's label of EndpointSlices",
     "kubernetes.io/tls": "a type of Secrets",
-    "node.kubernetes.io/unschedulable": "a taint, in the simulation",
 }
 """Texts in this form that are not an annotation, a label or a resource that nodewise writes or reads."""
 LOAD_ANNOTATIONS = [

@@ -44,6 +44,7 @@ YAML = [
     if block.language == "yaml"
 ]
 PROGRAMS = ("nodewise", "cmk")
+RECIPES = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
 INLINE = re.compile(r"`((?:nodewise|cmk) [^`\n]*)`")
 UNKNOWN = r"No such option|No such command '[^A-Z']+'|no such option"
 FILE_OPTIONS = ("-f", "--filename", "--values", "-k", "--kustomize")
@@ -98,7 +99,7 @@ def _given(words: list[str]) -> Iterator[str]:
 
 
 @pytest.mark.parametrize("block", SHELLS, ids=lambda block: block.where)
-def test_commands_of_ours_exist(block: Block) -> None:
+def test_commands_files_and_recipes_of_ours_exist(block: Block) -> None:
     lines = [
         words
         for step in docs_page_code_blocks.steps(block)
@@ -106,6 +107,9 @@ def test_commands_of_ours_exist(block: Block) -> None:
     ]
     checked = [(words, problem(_without_gaps(words))) for words in lines if words[0] in PROGRAMS]
     assert [f"{' '.join(words)}: {wrong}" for words, wrong in checked if wrong] == []
+    assert [path for words in lines for path in _given(words) if not list(_there(path))] == []
+    recipes = {word for words in lines if words[0] == "make" for word in words[1:] if "=" not in word}
+    assert recipes <= RECIPES
 
 
 def _without_gaps(words: list[str]) -> list[str]:
@@ -118,27 +122,6 @@ def test_commands_in_sentences_exist(page: Path) -> None:
     lines = [line.partition(" | ")[0] for line in INLINE.findall(page.read_text()) if ": " not in line]
     problems = {line: problem(_without_gaps(line.replace("…", " … ").split())) for line in lines}
     assert {line: wrong for line, wrong in problems.items() if re.search(UNKNOWN, wrong)} == {}
-
-
-@pytest.mark.parametrize("block", SHELLS, ids=lambda block: block.where)
-def test_files_that_commands_name_exist(block: Block) -> None:
-    lines = [
-        words
-        for step in docs_page_code_blocks.steps(block)
-        for words in docs_page_code_blocks.commands(step.typed)
-    ]
-    assert [path for words in lines for path in _given(words) if not list(_there(path))] == []
-
-
-@pytest.mark.parametrize("block", SHELLS, ids=lambda block: block.where)
-def test_recipes_of_make_exist(block: Block) -> None:
-    lines = [
-        words
-        for step in docs_page_code_blocks.steps(block)
-        for words in docs_page_code_blocks.commands(step.typed)
-    ]
-    called = {word for words in lines if words[0] == "make" for word in words[1:] if "=" not in word}
-    assert called <= set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
 
 
 def _there(path: str) -> Iterator[Path]:

@@ -184,7 +184,18 @@ def test_without_nodewise_scorers_its_agents_and_commands_are_left_out(
     text = output(outline("nodewise extender"), "nodewise extender", ["--help-all"], 110)
     assert "Agent gpu:" in text
     assert "Agent safe:" not in text
-    assert completions(outline("nodewise simulate"), (), "b") == []
+    assert completions(outline("nodewise simulate"), (), "l") == []
+
+
+def test_a_command_below_another_says_which_distribution_it_is_part_of(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(distributions, "own_entry_points", lambda _: ())
+    with pytest.raises(click.ClickException) as error:
+        main.command.main(["simulate", "load", "herd"], standalone_mode=False)
+    assert error.value.message == (
+        "simulate load is part of nodewise-scorers, which is not installed: pip install 'nodewise[scorers]'"
+    )
 
 
 def test_the_help_of_a_command_in_a_container_is_not_that_of_isolate() -> None:

@@ -167,7 +167,6 @@ EMPTY_INPUTS = {
     "decide without pods": ["decide", "node.yaml"],
     "decide without nodes": ["decide", "pod.yaml"],
     "simulate replay of an empty file": ["simulate", "replay", "empty.yaml"],
-    "simulate trace without pods": ["simulate", "trace", "openb", "--nodes=nodes.csv", "--pods=pods.csv"],
     "cpu describe": ["cpu", "describe", "--conf-dir=folder"],
     "cpu reconcile": ["cpu", "reconcile", "--conf-dir=folder"],
 }
@@ -197,8 +196,6 @@ def inputs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         "without-policies-suite.yaml": SUITE.format(
             "empty.yaml", "[{name: a, nodes: [n], expect: [{labels: {}}]}]"
         ),
-        "nodes.csv": "sn,cpu_milli,memory_mib,gpu,model\nn1,1000,1000,2,T4\n",
-        "pods.csv": "cpu_milli,memory_mib,num_gpu,gpu_milli\n",
     }
     for name, text in texts.items():
         (tmp_path / name).write_text(text)
