@@ -49,7 +49,7 @@ MANAGED: Final = [{"name": next(iter(LIMITS)), "ignoredByScheduler": True}]
 EQUAL_NODES: Final = 64
 DEVICES_PER_NODE: Final = 8
 BOUND_PODS: Final = 500
-EQUAL_ROUNDS: Final = 3
+EQUAL_ROUNDS: Final = 8
 QUIET_S: Final = 10.0
 """A round ends when no pod was bound or rejected for this time."""
 
