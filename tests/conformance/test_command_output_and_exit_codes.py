@@ -36,18 +36,8 @@ class TestDecide:
         assert done.returncode == 0
         assert done.stderr == ""
         decision = json.loads(done.stdout)["decisions"][0]
-        members = [
-            "pod",
-            "agents",
-            "feasible",
-            "scores",
-            "rejected",
-            "values",
-            "error",
-            "policies",
-            "changes",
-        ]
-        assert list(decision) == members
+        members = "pod agents feasible scores rejected values error policies changes"
+        assert list(decision) == members.split()
         assert decision["pod"] == "health-metric-demo/demo-app-1"
         assert decision["agents"] == ["telemetry"]
         assert decision["feasible"] == ["rack1-a", "rack2-a"]
@@ -72,9 +62,10 @@ class TestDecide:
         assert "health_metric=2" in run("decide", EXAMPLE, "-o", "wide").stdout
         assert "feasible:" in run("decide", EXAMPLE, "-o", "yaml").stdout
 
-    def test_a_pod_that_fits_nowhere_is_exit_3(self) -> None:
-        table = "rack1-a,health_metric,1\nrack1-b,health_metric,1\nrack2-a,health_metric,1\n"
-        done = decide_with(table)
+    def test_a_pod_that_fits_nowhere_is_exit_3(self, tmp_path: Path) -> None:
+        table = tmp_path / "metrics.csv"
+        table.write_text("".join(f"{node},health_metric,1\n" for node in ("rack1-a", "rack1-b", "rack2-a")))
+        done = run("decide", *inputs(), str(table), "-o", "json")
         assert done.returncode == 3
         assert json.loads(done.stdout)["decisions"][0]["feasible"] == []
 
@@ -101,29 +92,21 @@ class TestDecide:
             "rack2-a": ("missing", None),
         }
 
-    def test_standard_input(self) -> None:
-        done = run("decide", EXAMPLE, "-", stdin="{}")
-        assert done.returncode == 1
-        assert "standard input" in done.stderr
-
     @pytest.mark.parametrize(
-        ("file", "message"),
+        ("words", "stdin", "message"),
         [
-            (f"{EXAMPLE}/policy.yaml", "no Node; expected at least one"),
-            ("nowhere.yaml", "nowhere.yaml: No such file"),
-            ("README.md", "README.md"),
+            ([f"{EXAMPLE}/policy.yaml"], "", "no Node; expected at least one"),
+            (["nowhere.yaml"], "", "nowhere.yaml: No such file"),
+            (["README.md"], "", "README.md"),
+            ([EXAMPLE, "-"], "{}", "standard input"),
+            ([EXAMPLE, "-n", "web"], "", "no Pod without spec.nodeName"),
         ],
     )
-    def test_invalid_input_is_reported_in_one_line(self, file: str, message: str) -> None:
-        done = run("decide", file)
+    def test_invalid_input_is_reported_in_one_line(self, words: list[str], stdin: str, message: str) -> None:
+        done = run("decide", *words, stdin=stdin)
         assert (done.returncode, done.stdout) == (1, "")
         assert message in done.stderr
         assert "Traceback" not in done.stderr
-
-    def test_neither_files_nor_a_cluster(self) -> None:
-        done = run("decide")
-        assert done.returncode == 2
-        assert "expected files to decide from, or --cluster" in done.stderr
 
     @pytest.mark.parametrize("time", ["1969-12-31T23:59:59Z", "2106-02-07T06:28:16Z", "9999-12-31T00:00:00Z"])
     def test_a_time_that_states_of_nodes_cannot_have_is_an_error(self, tmp_path: Path, time: str) -> None:
@@ -219,11 +202,6 @@ class TestDecide:
             for decision in json.loads(done.stdout)["decisions"]
         }
         assert details["gpu-demo/model-3"] == {"gpu": "serve: card1"}
-
-    def test_another_namespace_has_no_pods(self) -> None:
-        done = run("decide", EXAMPLE, "-n", "web")
-        assert done.returncode == 1
-        assert "no Pod without spec.nodeName" in done.stderr
 
 
 ONE_CARD = {"gpu.intel.com/i915": "1"}
@@ -327,15 +305,6 @@ def inputs(folder: str = EXAMPLE) -> list[str]:
     return [f"{folder}/{name}.yaml" for name in ("nodes", "pods", "policy")]
 
 
-def decide_with(table: str) -> subprocess.CompletedProcess[str]:
-    import tempfile
-
-    with tempfile.TemporaryDirectory() as folder:
-        file = Path(folder, "metrics.csv")
-        file.write_text(table)
-        return run("decide", *inputs(), str(file), "-o", "json")
-
-
 class TestDecideCluster:
     """`--cluster` with an in-memory API server. tests/cluster/test_decide.py uses a real one."""
 
@@ -367,11 +336,6 @@ class TestDecideCluster:
         assert done.returncode == 0, done.stderr
         assert done.stderr.startswith("nodewise: settings and metrics are those of this command")
         assert json.loads(done.stdout)["decisions"][0]["feasible"] == ["a", "b"]
-
-    def test_no_kubeconfig(self) -> None:
-        done = run("decide", "--cluster", "--kubeconfig", "/nowhere")
-        assert done.returncode == 2
-        assert "/nowhere" in done.stderr
 
 
 class TestPolicyLint:
@@ -442,15 +406,6 @@ class TestPolicyLint:
             "4 policies, 2 with problems",
         ]
 
-    def test_no_policy_in_the_files(self, tmp_path: Path) -> None:
-        (tmp_path / "pod.yaml").write_text("{apiVersion: v1, kind: Pod, metadata: {name: p}}")
-        done = run("policy", "lint", str(tmp_path))
-        assert done.returncode == 1
-        assert (
-            "no policy; expected at least one TASPolicy or PlacementPolicy or ClusterPlacementPolicy"
-            in done.stderr
-        )
-
 
 class TestPolicyConvert:
     def test_the_converted_policies_have_no_problem(self) -> None:
@@ -479,60 +434,74 @@ class TestPolicyConvert:
             "found 'Under', expected LessThan or GreaterThan or Equals"
         )
 
-    def test_files_without_a_taspolicy(self, tmp_path: Path) -> None:
+    @pytest.mark.parametrize(
+        ("command", "message"),
+        [
+            (
+                "lint",
+                "no policy; expected at least one TASPolicy or PlacementPolicy or ClusterPlacementPolicy",
+            ),
+            ("convert", "no TASPolicy; expected at least one"),
+        ],
+    )
+    def test_files_without_a_policy(self, tmp_path: Path, command: str, message: str) -> None:
         (tmp_path / "pod.yaml").write_text("{apiVersion: v1, kind: Pod, metadata: {name: p}}")
-        done = run("policy", "convert", str(tmp_path))
+        done = run("policy", command, str(tmp_path))
         assert done.returncode == 1
-        assert "no TASPolicy; expected at least one" in done.stderr
+        assert message in done.stderr
 
 
-class TestAgents:
-    def test_list_and_show(self) -> None:
-        assert "telemetry" in run("agents", "list").stdout
-        shown = json.loads(run("agents", "show", "telemetry", "-o", "json").stdout)
-        assert shown["reads"] == [
-            "taspolicies.telemetry.intel.com",
-            "placementpolicies.nodewise.io",
-            "clusterplacementpolicies.nodewise.io",
-            "namespaces",
-        ]
+def test_agents_are_listed_and_shown() -> None:
+    assert "telemetry" in run("agents", "list").stdout
+    shown = json.loads(run("agents", "show", "telemetry", "-o", "json").stdout)
+    kinds = ["taspolicies.telemetry.intel.com", "placementpolicies.nodewise.io"]
+    assert shown["reads"] == [*kinds, "clusterplacementpolicies.nodewise.io", "namespaces"]
 
-    def test_an_unknown_agent_is_an_error(self) -> None:
-        done = run("agents", "show", "nope")
-        assert done.returncode == 2
-        assert "agents: NAME: 'nope'; expected one of telemetry" in done.stderr
+
+SERVE = ["extender", f"--objects-from={EXAMPLE}"]
+NO_CERTIFICATE = [
+    "--cert: is not given; expected the path of a PEM file; --key: ",
+    "; --client-ca: is not given",
+]
+PLAIN_HTTP = ["--address: plain HTTP on 0.0.0.0", "--unsafe-address 0.0.0.0"]
 
 
 class TestSettings:
     """An invalid setting ends the extender at once with exit code 2 and a message that names the remedy."""
 
-    def test_unknown_flag(self) -> None:
-        done = run("extender", "--cachePort=8111")
-        assert done.returncode == 2
-        assert "No such option" in done.stderr
-
-    @pytest.mark.parametrize("period", ["5", "0s", "-1s", "abc"])
-    def test_period(self, period: str) -> None:
-        done = run("extender", f"-syncPeriod={period}", "--objects-from", EXAMPLE)
-        assert done.returncode == 2
-        assert "--sync-period" in done.stderr
-
     @pytest.mark.parametrize(
-        "words",
+        ("words", "messages"),
         [
-            ["extender", "--header-timeout=0s"],
-            ["extender", "--keep-alive=-1s"],
-            ["doctor", "--timeout=0s"],
-            ["explain", "web", "--timeout=-5s"],
-            ["certs", "--lifetime=0d"],
+            (["decide"], ["expected files to decide from, or --cluster"]),
+            (["decide", "--cluster", "--kubeconfig=/nowhere"], ["/nowhere"]),
+            (["decide", EXAMPLE, "--allowed-metrics=node_("], ["--allowed-metrics", "a regular expression"]),
+            (["agents", "show", "nope"], ["agents: NAME: 'nope'; expected one of telemetry"]),
+            (["extender", "--cachePort=8111"], ["No such option"]),
+            *(([*SERVE, f"-syncPeriod={value}"], ["--sync-period"]) for value in ("5", "0s", "-1s", "abc")),
+            (["extender", "-kubeConfig=/nowhere/config"], ["/nowhere/config"]),
+            ([*SERVE, "--agents=telemetry,warp"], ["'warp'"]),
+            ([*SERVE, "--metrics=oracle"], ["auto, custom, resource, prometheus, file:PATH or otlp:FILE"]),
+            ([*SERVE, "--port=0", "--health-port=0"], NO_CERTIFICATE),
+            ([*SERVE, "--unsafe", "--address=0.0.0.0", "--port=0"], PLAIN_HTTP),
+            *(
+                ([*words, f"{option}={value}"], [f"Invalid value for '{option}': {value} is not more than 0"])
+                for *words, option, value in (
+                    ("extender", "--header-timeout", "0s"),
+                    ("extender", "--keep-alive", "-1s"),
+                    ("doctor", "--timeout", "0s"),
+                    ("explain", "web", "--timeout", "-5s"),
+                    ("certs", "--lifetime", "0d"),
+                )
+            ),
         ],
-        ids=lambda words: words[-1],
+        ids=lambda column: column[-1] if len(column) else "",
     )
-    def test_a_duration_without_length(self, words: list[str]) -> None:
-        option, _, value = words[-1].partition("=")
+    def test_invalid_settings_end_the_command_with_a_message(
+        self, words: list[str], messages: list[str]
+    ) -> None:
         done = run(*words)
         assert done.returncode == 2
-        assert f"Invalid value for '{option}': {value} is not more than 0" in done.stderr
+        assert [message for message in messages if message not in done.stderr] == []
 
     def test_an_invalid_variable_is_named(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setenv("NODEWISE_SYNC_PERIOD", "5")
@@ -549,21 +518,6 @@ class TestSettings:
         assert done.returncode == 2
         assert "sync_perid: an unknown setting; expected sync_period" in done.stderr
 
-    def test_unknown_agent(self) -> None:
-        done = run("extender", "--agents", "telemetry,warp", "--objects-from", EXAMPLE)
-        assert done.returncode == 2
-        assert "'warp'" in done.stderr
-
-    def test_unknown_source_of_metrics(self) -> None:
-        done = run("extender", "--metrics", "oracle", "--objects-from", EXAMPLE)
-        assert done.returncode == 2
-        assert "auto, custom, resource, prometheus, file:PATH or otlp:FILE" in done.stderr
-
-    def test_kubeconfig_that_is_missing(self) -> None:
-        done = run("extender", "-kubeConfig", "/nowhere/config")
-        assert done.returncode == 2
-        assert "/nowhere/config" in done.stderr
-
     def test_certificate_that_does_not_match_its_key(self, tmp_path: Path) -> None:
         first, other = CertificateAuthority(tmp_path, "one"), CertificateAuthority(tmp_path, "other")
         cert, key = first.issue("a", "localhost").cert, other.issue("b", "localhost").key
@@ -574,16 +528,10 @@ class TestSettings:
             "--port=0",
             "--health-port=0",
         ]
-        done = run("extender", "--objects-from", EXAMPLE, *flags)
+        done = run(*SERVE, *flags)
         assert done.returncode == 2
         assert str(cert) in done.stderr
         assert str(key) in done.stderr
-
-    def test_no_certificate_at_all(self) -> None:
-        done = run("extender", "--objects-from", EXAMPLE, "--port=0", "--health-port=0")
-        assert done.returncode == 2
-        assert "--cert: is not given; expected the path of a PEM file; --key: " in done.stderr
-        assert "; --client-ca: is not given" in done.stderr
 
     @pytest.mark.parametrize("option", ["--port", "--health-port"])
     def test_a_port_in_use_is_reported_with_its_option(self, option: str) -> None:
@@ -594,12 +542,6 @@ class TestSettings:
             done = run("extender", "--objects-from", EXAMPLE, "--unsafe", *flags)
         assert done.returncode == 2
         assert f"{option}: {port} is in use on 127.0.0.1; expected a free port" in done.stderr
-
-    def test_plain_http_beyond_loopback_is_refused(self) -> None:
-        done = run("extender", "--objects-from", EXAMPLE, "--unsafe", "--address=0.0.0.0", "--port=0")
-        assert done.returncode == 2
-        assert "--address: plain HTTP on 0.0.0.0" in done.stderr
-        assert "--unsafe-address 0.0.0.0" in done.stderr
 
 
 def test_the_demo_has_at_most_40_lines() -> None:
@@ -668,9 +610,3 @@ class TestTrust:
         )
 
     PLAIN: ClassVar = {"metricname": "health_metric", "operator": "Equals", "target": 2}
-
-    def test_an_invalid_expression_is_named(self) -> None:
-        done = run("decide", EXAMPLE, "--allowed-metrics", "node_(")
-        assert done.returncode == 2
-        assert "--allowed-metrics" in done.stderr
-        assert "a regular expression" in done.stderr
