@@ -8,7 +8,6 @@ import pytest
 
 from nodewise.base.errors import BadInput, Problem, Refused, Unavailable
 from nodewise.kube import replicas
-from nodewise.kube.api_server_interface import NONE, BeforeBody, Params
 from nodewise.kube.http_client import HttpApi
 from nodewise.kube.replicas import Replica
 from nodewise.kube.resource_kinds import PODS
@@ -16,6 +15,7 @@ from nodewise.scheduling_model.in_memory_api import FakeApi
 from tests.cluster import child_processes
 from tests.cluster.fake_port_forward import FakePortForward
 from tests.unit.kube import port_forward_suite
+from tests.unit.kube.failing_api import FailingApi
 
 TIMEOUT_S = 30.0
 HEALTH = {"name": "health", "containerPort": 9102}
@@ -82,33 +82,23 @@ async def test_a_named_namespace_without_replicas_is_an_error() -> None:
         await replicas.find_replicas(api, ["scheduling"], TIMEOUT_S)
 
 
-class RestrictedApi(FakeApi):
+def restricted_api(namespace: str) -> FakeApi:
     """The user may not list pods of a namespace; an empty one stands for all namespaces together."""
-
-    def __init__(self, namespace: str) -> None:
-        super().__init__()
-        self._denied = PODS.path(namespace)
-
-    async def get(
-        self, path: str, params: Params = NONE, *, timeout_s: float = 1, before_body: BeforeBody | None = None
-    ) -> bytes:
-        if path == self._denied:
-            raise Refused(
-                "get", [Problem("", 'pods is forbidden: User "eve" cannot list resource "pods"', "")]
-            )
-        return await super().get(path, params, timeout_s=timeout_s, before_body=before_body)
+    api, text = FailingApi(), 'pods is forbidden: User "eve" cannot list resource "pods"'
+    api.errors["get", PODS.path(namespace)] = Refused("get", [Problem("", text, "")])
+    return api
 
 
 async def test_a_missing_right_to_list_pods_is_named() -> None:
     with pytest.raises(
         Refused, match="in namespace nodewise you need the rights to list pods, and to get and create"
     ):
-        await replicas.find_replicas(RestrictedApi("nodewise"), [replicas.NAMESPACE], TIMEOUT_S)
+        await replicas.find_replicas(restricted_api("nodewise"), [replicas.NAMESPACE], TIMEOUT_S)
 
 
 async def test_without_the_right_to_list_all_pods_only_the_usual_namespace_is_searched() -> None:
     with pytest.raises(Unavailable, match="in namespace nodewise"):
-        await replicas.find_replicas(RestrictedApi(""), [replicas.NAMESPACE], TIMEOUT_S)
+        await replicas.find_replicas(restricted_api(""), [replicas.NAMESPACE], TIMEOUT_S)
 
 
 def test_a_body_that_is_no_list_is_an_error() -> None:

@@ -12,7 +12,6 @@ from nodewise.agent import ClusterState, NodeIndex, Snapshot
 from nodewise.base import cooperative_scheduling
 from nodewise.base.clock import SystemClock
 from nodewise.base.errors import NodewiseError, Problem, Refused, Unavailable
-from nodewise.kube.api_server_interface import NONE, Params
 from nodewise.kube.resource_kinds import DEVICE_TAINT_RULES, RESOURCE_SLICES
 from nodewise.kube.store import StoreWriter
 from nodewise.metrics.metrics_snapshot import MetricsSnapshot
@@ -24,8 +23,8 @@ from nodewise.policies.placement_policy import PolicyKey
 from nodewise.policies.policy_namespace_trust import NAMESPACES
 from nodewise.policies.policy_objects import PolicyMetadata, PolicyObject
 from nodewise.policies.state import POLICY_KINDS, TelemetryStateBuilder
-from nodewise.scheduling_model.in_memory_api import FakeApi
 from tests.unit.agents.fake_controller_handle import build_handle
+from tests.unit.kube.failing_api import FailingApi
 
 KEY = PolicyKey("ClusterPlacementPolicy", "", "gpus")
 STORE = "clusterplacementpolicies"
@@ -38,34 +37,11 @@ HOT = {
 }
 
 
-class RefusingApi(FakeApi):
-    """An API server that refuses the calls of some verbs."""
-
-    def __init__(self) -> None:
-        super().__init__(DEVICE_TAINT_RULES, RESOURCE_SLICES)
-        self.refusals: dict[str, NodewiseError] = {}
-
-    async def get(self, path: str, params: Params = NONE, **more: Any) -> bytes:
-        if "get" in self.refusals:
-            raise self.refusals["get"]
-        return await super().get(path, params, **more)
-
-    async def create(self, path: str, body: object, params: Params = NONE, **more: Any) -> bytes:
-        if "create" in self.refusals:
-            raise self.refusals["create"]
-        return await super().create(path, body, params, **more)
-
-    async def delete(self, path: str, body: object = b"", params: Params = NONE, **more: Any) -> bytes:
-        if "delete" in self.refusals:
-            raise self.refusals["delete"]
-        return await super().delete(path, body, params, **more)
-
-
 class Cluster:
     """A node with two devices, one policy, and the writer of a leader."""
 
     def __init__(self) -> None:
-        self.api, self.clock = RefusingApi(), SystemClock()
+        self.api, self.clock = FailingApi(DEVICE_TAINT_RULES, RESOURCE_SLICES), SystemClock()
         self.policies: StoreWriter[PolicyObject] = StoreWriter()
         self.writer = DeviceTaintWriter(
             build_handle(self.api, {STORE: self.policies.store}, StoreWriter[Any]().store, self.clock)
@@ -135,7 +111,7 @@ def test_taint_is_written_and_removed() -> None:
 def test_refused_taints_are_not_counted_as_tainted_devices() -> None:
     async def run() -> None:
         cluster = Cluster()
-        cluster.api.refusals["create"] = Refused("create: 403", [Problem("", "no right", "")])
+        cluster.api.errors["create", ""] = Refused("create: 403", [Problem("", "no right", "")])
         async with cluster.running():
             cluster.values = {"GPU-0": 95, "GPU-1": 95}
             report = await cluster.step(SPEC)
@@ -151,7 +127,7 @@ def test_refused_deletion_is_in_the_report() -> None:
         async with cluster.running():
             cluster.values = {"GPU-0": 95}
             await cluster.step(SPEC)
-            cluster.api.refusals["delete"] = Refused("delete: 403", [Problem("", "no right", "")])
+            cluster.api.errors["delete", ""] = Refused("delete: 403", [Problem("", "no right", "")])
             cluster.values = {"GPU-0": 20}
             report = await cluster.step(SPEC)
             refused = report.refused
@@ -171,7 +147,7 @@ def test_api_server_that_cannot_be_read_does_not_change_the_number_of_tainted_de
 
     async def run() -> None:
         cluster = Cluster()
-        cluster.api.refusals["get"] = error
+        cluster.api.errors["get", ""] = error
         async with cluster.running():
             for spec in (SPEC, WITHOUT):
                 report = await cluster.step(spec, tainted=1)

@@ -39,54 +39,35 @@ from nodewise.policies.rule_evaluation import AvoidVerdict
 from nodewise.policies.shard_reports import PolicyShardReport, ShardReport, ShardReports
 from nodewise.policies.state import POLICY_KINDS, PolicyState, TelemetryState
 from nodewise.policies.verdict_labels import label_key
-from nodewise.scheduling_model.in_memory_api import FakeApi
 from tests.unit.agents.fake_controller_handle import build_handle
+from tests.unit.kube.failing_api import FailingApi
 
 KEY = PolicyKey("PlacementPolicy", "web", "cool")
 POLICIES = RESOURCES["PlacementPolicy"]
 RULE = Comparison("temp", "above", 80)
+REFUSAL = BadInput("patch node", [Problem("", "refused", "")])
 
 
-class SlowApi(FakeApi):
-    """An API server whose patches take some time of a manual clock, and that refuses some nodes."""
+class SlowApi(FailingApi):
+    """An API server whose patches take some time of a manual clock."""
 
     def __init__(self) -> None:
         super().__init__(*RESOURCES.values())
         self.clock = ManualClock(1000.0)
         self.takes_s = 0.0
-        self.refused = ""
-        """The node whose patches are refused."""
-        self.refusal: NodewiseError = BadInput("patch node", [Problem("", "refused", "")])
-        self.unreadable = ""
-        """A path that cannot be read."""
-        self.unwritable = ""
-        """A path where nothing can be created."""
-        self.refuses_prefix = False
-        """Whether nodes whose names begin with `refused` are refused, too."""
+
+    def refuse(self, *nodes: str, error: NodewiseError = REFUSAL) -> None:
+        """Refuse the patches of these nodes only."""
+        self.errors = {("patch", f"/{node}"): error for node in nodes}
 
     async def patch(
         self, path: str, body: object, kind: Patch, params: Params = NONE, *, timeout_s: float = 10.0
     ) -> bytes:
         self.clock.advance(self.takes_s)
-        name = path.rpartition("/")[2]
-        if self.refused and (name == self.refused or (self.refuses_prefix and name.startswith(self.refused))):
-            raise self.refusal
         if kind == "json":  # only gates of pods
             self.calls.append(("patch", path))
             return b"{}"
         return await super().patch(path, body, kind, params, timeout_s=timeout_s)
-
-    async def get(self, path: str, params: Params = NONE, **more: Any) -> bytes:
-        if path == self.unreadable:
-            raise Unavailable(f"get {path}")
-        return await super().get(path, params, **more)
-
-    async def create(
-        self, path: str, body: object, params: Params = NONE, *, timeout_s: float = 10.0
-    ) -> bytes:
-        if path == self.unwritable:
-            raise Unavailable(f"create {path}")
-        return await super().create(path, body, params, timeout_s=timeout_s)
 
     def patches(self) -> int:
         return sum(verb == "patch" for verb, _ in self.calls)
@@ -324,11 +305,9 @@ async def test_a_policy_without_values_yet_is_not_active() -> None:
         assert fixture.status() == fixture.status_with(active=True)
 
 
+DENIED = [Problem("", "admission webhook denied the request", "")]
 REFUSALS = [
-    BadInput("patch node", [Problem("", "admission webhook denied the request", "")]),
-    Refused("patch node", [Problem("", "admission webhook denied the request", "")]),
-    Conflict("patch node", [Problem("", "admission webhook denied the request", "")]),
-    NotFound("patch node", [Problem("", "admission webhook denied the request", "")]),
+    *(error("patch node", DENIED) for error in (BadInput, Refused, Conflict, NotFound)),
     Unavailable("patch node", [Problem("", "etcdserver: request is too large", "")]),
     Unavailable("patch node", [Problem("", "timeout", "")], timeout_s=10.0),
 ]
@@ -342,7 +321,7 @@ async def test_a_policy_excludes_a_node_that_refuses_its_label_by_name(error: No
     if isinstance(error, Unavailable) and not error.timeout_s:
         error.http_status = 500
     async with native_mode() as fixture:
-        fixture.api.refused, fixture.api.refusal = "n1", error
+        fixture.api.refuse("n1", error=error)
         for _ in range(2):  # a node that seems to be replaced is tried once more
             await fixture.step("n0", "n1")
         assert fixture.labelled() == {"n0": "violating"}
@@ -355,7 +334,7 @@ async def test_a_policy_excludes_a_node_that_refuses_its_label_by_name(error: No
             fixture.uid: f"node n1 refuses the node label of the policy: {error.problems[0].found}; new pods of the"
             " policy exclude it by its name; pods that were created before may be placed there"
         }
-        fixture.api.refused = ""
+        fixture.api.refuse()
         fixture.watch()
         fixture.api.clock.advance(60)
         await fixture.step("n0", "n1")
@@ -378,18 +357,18 @@ async def test_nodes_of_another_shard_stay_excluded_while_its_report_is_missing(
 
 async def test_a_node_that_refused_a_label_stays_excluded_while_it_may_be_replaced() -> None:
     async with native_mode() as fixture:
-        fixture.api.refused = "n1"
+        fixture.api.refuse("n1")
         await fixture.step("n0", "n1")
         excluding = fixture.status_with(active=False, excludedNodes=["n1"])
         assert fixture.status() == excluding
-        fixture.api.refusal = NotFound("patch node", [Problem("", "not found", "")])
+        fixture.api.refuse("n1", error=NotFound("patch node", [Problem("", "not found", "")]))
         await fixture.step("n0", "n1")
         assert fixture.status() == excluding
 
 
 async def test_a_new_leader_reports_no_refusals_of_its_earlier_time() -> None:
     async with native_mode() as fixture:
-        fixture.api.refused = "n1"
+        fixture.api.refuse("n1")
         await fixture.step("n0", "n1")
         assert fixture.native.findings.refusals.keys() == {fixture.uid}
         fixture.native.begin()
@@ -399,7 +378,7 @@ async def test_a_new_leader_reports_no_refusals_of_its_earlier_time() -> None:
 async def test_an_active_policy_excludes_a_node_that_begins_to_violate_it_and_refuses_the_label() -> None:
     async with native_mode() as fixture:
         await fixture.activate("n0")
-        fixture.api.refused = "n1"
+        fixture.api.refuse("n1")
         await fixture.step("n0", "n1")
         assert fixture.status() == fixture.status_with(active=True, excludedNodes=["n1"])
         fixture.watch()
@@ -411,7 +390,7 @@ async def test_a_refused_label_of_a_node_that_the_policy_accepts_excludes_nothin
     async with native_mode() as fixture:
         await fixture.step("n0", "n1")
         fixture.watch()
-        fixture.api.refused = "n1"
+        fixture.api.refuse("n1")
         await fixture.step("n0")
         assert fixture.labelled() == {"n0": "violating", "n1": "violating"}
         assert "excludedNodes" not in fixture.status()
@@ -420,8 +399,7 @@ async def test_a_refused_label_of_a_node_that_the_policy_accepts_excludes_nothin
 
 async def test_a_policy_waits_while_more_nodes_refuse_its_label_than_it_can_exclude() -> None:
     async with native_mode(30) as fixture:
-        fixture.api.refused = "n1"  # n1 and n10 to n19
-        fixture.api.refuses_prefix = True
+        fixture.api.refuse("n1", *(f"n{number}" for number in range(10, 20)))
         with pytest.raises(BadInput):
             await fixture.step(*fixture.names)
         fixture.api.clock.advance(2)
@@ -643,7 +621,8 @@ async def test_labels_of_a_deleted_policy_go_with_its_last_waiting_pod() -> None
 
 async def test_labels_are_written_although_the_lease_with_deleted_policies_cannot_be_read() -> None:
     async with native_mode() as fixture:
-        fixture.api.unreadable = LEASES.path("nodewise", "nodewise-deleted-policies")
+        lease = LEASES.path("nodewise", "nodewise-deleted-policies")
+        fixture.api.errors["get", lease] = Unavailable(f"get {lease}")
         for _ in range(2):
             with pytest.raises(Unavailable):
                 await fixture.step("n0")
@@ -656,10 +635,10 @@ async def test_labels_are_written_although_the_lease_with_deleted_policies_canno
     async with native_mode() as fixture:
         await fixture.step("n0", selects=True)
         await fixture.put_pods(_waiting_pod("waits", fixture.label))
-        fixture.api.unwritable = LEASES.path("nodewise")
+        fixture.api.errors["create", LEASES.path("nodewise")] = Unavailable("create")
         await fixture.step_without_policies()
         assert fixture.labelled() == {"n0": "violating"}, "this leader remembers the policy"
-        fixture.api.unwritable = ""
+        fixture.api.errors.clear()
         await fixture.step_without_policies()
         assert fixture.api.objects(LEASES), "the next step writes it"
 

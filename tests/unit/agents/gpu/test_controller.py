@@ -24,7 +24,7 @@ from nodewise.engine import object_feed
 from nodewise.engine.leader_controller_loop import LeaderLoop
 from nodewise.engine.object_feed import StoreRelister
 from nodewise.engine.snapshot_cache import SnapshotCache
-from nodewise.kube.api_server_interface import NONE, Params, Patch
+from nodewise.kube.api_server_interface import NONE, Params
 from nodewise.kube.event_recorder import EventRecorder, EventReporter
 from nodewise.kube.resource_kinds import LEASES, NODES, PODS
 from nodewise.metrics.metrics_source import RefreshOptions
@@ -40,6 +40,7 @@ from tests.unit.agents.gpu.gpu_cluster_state_builders import (
     pod,
 )
 from tests.unit.kube import virtual_time
+from tests.unit.kube.failing_api import FailingApi
 from tests.unit.kube.virtual_time import VirtualClock
 
 OURS = "nodewise"
@@ -47,26 +48,15 @@ PERIOD_S = 5.0
 HOT = "telemetry.aware.scheduling.hot/gas-deschedule-pods-card0"
 
 
-class FailingPatchApi(FakeApi):
-    """Reports its version every minute, and fails patches of some paths."""
+class GpuApi(FailingApi):
+    """Reports its version every minute."""
 
     def __init__(self, **pods: str) -> None:
         """The node n1 with these pods, by their GPUs."""
         super().__init__()
-        self.refused: dict[str, NodewiseError] = {}
-        """Errors by the end of a path."""
         self.node("n1")
         for name, gpus in pods.items():
             self.pod(name, "n1", gpus)
-
-    async def patch(
-        self, path: str, body: object, kind: Patch, params: Params = NONE, *, timeout_s: float = 10.0
-    ) -> bytes:
-        for end, error in self.refused.items():
-            if path.endswith(end):
-                self.calls.append(("patch", path))
-                raise error
-        return await super().patch(path, body, kind, params, timeout_s=timeout_s)
 
     async def report_progress(self) -> None:
         while True:
@@ -117,7 +107,7 @@ class FailingPatchApi(FakeApi):
 class FakeReservationCleaner:
     """Records calls, and removes the reservations (`controllers.ReservationCleaner`)."""
 
-    def __init__(self, api: FailingPatchApi) -> None:
+    def __init__(self, api: GpuApi) -> None:
         self._api = api
         self.calls: list[tuple[Any, ...]] = []
         self.error: NodewiseError | None = None
@@ -161,7 +151,7 @@ class CountingRelister:
 class LeadingReplica:
     """A replica that leads, with the parts of the program."""
 
-    def __init__(self, api: FailingPatchApi, **options: Any) -> None:
+    def __init__(self, api: GpuApi, **options: Any) -> None:
         self.api, self.clock, self.metrics_registry = api, VirtualClock(), MetricsRegistry()
         gpu_options = GpuOptions(**options)
         needs = object_feed.data_requirements([KIND], {"gpu": gpu_options})
@@ -219,7 +209,7 @@ def in_virtual_time(test: Callable[..., Coroutine[Any, Any, None]]) -> Callable[
 class TestLabels:
     @in_virtual_time
     async def test_they_come_and_go_with_the_nodes_label_within_ten_seconds(self) -> None:
-        api = FailingPatchApi(a="card0", b="card1")
+        api = GpuApi(a="card0", b="card1")
         async with LeadingReplica(api).running():
             await asyncio.sleep(20)
             assert api.deschedule_labels() == {}
@@ -234,7 +224,7 @@ class TestLabels:
 
     @in_virtual_time
     async def test_one_that_an_earlier_process_left_is_taken_back(self) -> None:
-        api = FailingPatchApi()
+        api = GpuApi()
         api.pod("a", "n1", "card0", **{DESCHEDULE_LABEL: "gpu"})
         async with LeadingReplica(api).running():
             await asyncio.sleep(10)
@@ -243,32 +233,32 @@ class TestLabels:
     @pytest.mark.parametrize("error", [Refused("no"), Conflict("other"), BadInput("uid is immutable")])
     @in_virtual_time
     async def test_a_pod_that_cannot_be_written_hinders_no_other(self, error: NodewiseError) -> None:
-        api = FailingPatchApi(a="card0", b="card0")
-        api.refused["/a"] = error
+        api = GpuApi(a="card0", b="card0")
+        api.errors["patch", "/a"] = error
         api.node("n1", **{HOT: "true"})
         async with LeadingReplica(api).running():
             await asyncio.sleep(60)
             assert api.deschedule_labels() == {"b": "gpu"}
             assert 2 <= api.patches("a") <= 13, "it is tried again, and not all the time"
-            api.refused.clear()
+            api.errors.clear()
             await asyncio.sleep(15)
             assert api.deschedule_labels() == {"a": "gpu", "b": "gpu"}
 
     @in_virtual_time
     async def test_without_an_answer_it_is_tried_again(self) -> None:
-        api = FailingPatchApi()
-        api.refused["/a"] = Unavailable("no answer")
+        api = GpuApi()
+        api.errors["patch", "/a"] = Unavailable("no answer")
         api.node("n1", **{HOT: "true"})
         api.pod("a", "n1", "card0")
         async with LeadingReplica(api).running():
             await asyncio.sleep(20)
-            api.refused.clear()
+            api.errors.clear()
             await asyncio.sleep(10)
             assert api.deschedule_labels() == {"a": "gpu"}
 
     @in_virtual_time
     async def test_other_replicas_than_the_leader_write_nothing(self) -> None:
-        api = FailingPatchApi(a="card0")
+        api = GpuApi(a="card0")
         async with LeadingReplica(api).running() as leader:
             leader.leads = False
             api.node("n1", **{HOT: "true"})
@@ -279,7 +269,7 @@ class TestLabels:
 class TestLedgers:
     @in_virtual_time
     async def test_an_entry_whose_bind_never_came_goes_within_thirty_seconds(self) -> None:
-        api = FailingPatchApi()
+        api = GpuApi()
         async with LeadingReplica(api).running() as leader:
             made = api.pod("p")["metadata"]
             uid, version = made["uid"], made["resourceVersion"]
@@ -293,7 +283,7 @@ class TestLedgers:
 
     @in_virtual_time
     async def test_reservation_of_an_unknown_pod_is_dropped_after_a_check(self) -> None:
-        api = FailingPatchApi()
+        api = GpuApi()
         api.record("n1", u=("p", "card0", "v1"))
         async with LeadingReplica(api).running() as leader:
             await asyncio.sleep(30)
@@ -301,7 +291,7 @@ class TestLedgers:
 
     @in_virtual_time
     async def test_those_that_do_not_count_go_together(self) -> None:
-        api = FailingPatchApi()
+        api = GpuApi()
         api.record("n1", u=("p", "card0", "1"), v=("q", "card0", "2"))
         async with LeadingReplica(api).running() as leader:
             await asyncio.sleep(30)
@@ -309,7 +299,7 @@ class TestLedgers:
 
     @in_virtual_time
     async def test_those_of_pods_on_the_node_stay(self) -> None:
-        api = FailingPatchApi()
+        api = GpuApi()
         made = api.pod("p", "n1")["metadata"]
         api.record("n1", **{made["uid"]: ("p", "card0", made["resourceVersion"])})
         async with LeadingReplica(api).running() as leader:
@@ -318,7 +308,7 @@ class TestLedgers:
 
     @in_virtual_time
     async def test_a_failure_is_tried_again_and_a_bound_pod_is_not_asked_about_at_every_step(self) -> None:
-        api = FailingPatchApi()
+        api = GpuApi()
         api.record("n1", u=("p", "card0", "v1"))
         async with LeadingReplica(api).running() as leader:
             leader.cleaner.error = Unavailable("no answer")
@@ -331,7 +321,7 @@ class TestLedgers:
 
     @in_virtual_time
     async def test_the_ledger_of_a_node_that_is_gone_goes_when_nothing_in_it_counts(self) -> None:
-        api = FailingPatchApi()
+        api = GpuApi()
         api.record("n1")
         api.record("gone", u=("q", "card0", "1"))
         made = api.pod("p", "left")["metadata"]
@@ -346,7 +336,7 @@ class TestLedgers:
 
 class TestCounting:
     @staticmethod
-    def counted(api: FailingPatchApi) -> dict[str, int]:
+    def counted(api: GpuApi) -> dict[str, int]:
         """The number of pods by millicores of a GPU."""
         data = api.objects(CONFIGMAPS)[OURS, typical_pods.NAME]["data"]
         counts: dict[str, int] = {}
@@ -358,7 +348,7 @@ class TestCounting:
 
     @in_virtual_time
     async def test_each_pod_counts_once_whoever_leads(self) -> None:
-        api = FailingPatchApi(a="card0", b="card0")
+        api = GpuApi(a="card0", b="card0")
         async with LeadingReplica(api).running() as leader:
             await asyncio.sleep(20)
             assert self.counted(api) == {"100": 2}
@@ -384,7 +374,7 @@ class TestCounting:
 
     @in_virtual_time
     async def test_histogram_of_a_concurrent_writer_is_kept(self) -> None:
-        api = FailingPatchApi(a="card0", b="card0")
+        api = GpuApi(a="card0", b="card0")
         async with LeadingReplica(api).running():
             async with LeadingReplica(api).running():
                 await asyncio.sleep(100)
@@ -397,7 +387,7 @@ class TestCounting:
         self, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         monkeypatch.setattr(controller, "_MOST_NEW", 3)
-        api = FailingPatchApi(a="card0", b="card0")
+        api = GpuApi(a="card0", b="card0")
         async with LeadingReplica(api).running():
             await asyncio.sleep(20)
             for number in range(9):
@@ -407,7 +397,7 @@ class TestCounting:
 
     @in_virtual_time
     async def test_a_file_makes_it_needless(self) -> None:
-        api = FailingPatchApi(a="card0", b="card0")
+        api = GpuApi(a="card0", b="card0")
         async with LeadingReplica(api, gpu_typical_pods="pods.yaml").running():
             await asyncio.sleep(100)
             assert api.objects(CONFIGMAPS) == {}
@@ -416,7 +406,7 @@ class TestCounting:
 class TestChecks:
     @in_virtual_time
     async def test_correct_allocations_are_left(self) -> None:
-        api = FailingPatchApi(a="card0", b="card1")
+        api = GpuApi(a="card0", b="card1")
         async with LeadingReplica(api).running() as leader:
             for number in range(90):
                 await asyncio.sleep(10)
@@ -426,7 +416,7 @@ class TestChecks:
 
     @in_virtual_time
     async def test_an_event_that_never_came_is_found_and_mended(self) -> None:
-        api = FailingPatchApi(a="card0", b="card1")
+        api = GpuApi(a="card0", b="card1")
         async with LeadingReplica(api).running() as leader:
             await asyncio.sleep(1)
             assert leader.feed.relister is not None
@@ -445,7 +435,7 @@ class TestChecks:
 
     @in_virtual_time
     async def test_books_that_were_computed_wrongly_are_found_and_mended(self) -> None:
-        api = FailingPatchApi(a="card0", b="card1")
+        api = GpuApi(a="card0", b="card1")
         async with LeadingReplica(api).running() as leader:
             await asyncio.sleep(1)
             leader.state._nodes["n1"] = leader.state._nodes["n1"]._replace(allocations=node_allocations.EMPTY)
@@ -456,7 +446,7 @@ class TestChecks:
 
     @in_virtual_time
     async def test_a_list_that_cannot_be_had_ends_nothing(self) -> None:
-        api = FailingPatchApi(a="card0", b="card1")
+        api = GpuApi(a="card0", b="card1")
         async with LeadingReplica(api).running() as leader:
             await asyncio.sleep(295)
             leader.feed.relister._api = Failing()  # type: ignore[union-attr, assignment]
@@ -465,7 +455,7 @@ class TestChecks:
 
     @in_virtual_time
     async def test_check_is_off_with_period_zero(self) -> None:
-        api = FailingPatchApi(a="card0", b="card1")
+        api = GpuApi(a="card0", b="card1")
         async with LeadingReplica(api, gpu_check_period_s=0.0).running() as leader:
             await asyncio.sleep(3600)
             assert leader.metric("gpu_checks_total{") == []
@@ -488,7 +478,7 @@ def test_a_defect_of_the_check_restarts_the_check_alone() -> None:
         raise ZeroDivisionError(name)
 
     async def main() -> None:
-        leader = LeadingReplica(FailingPatchApi(), gpu_check_period_s=1.0)
+        leader = LeadingReplica(GpuApi(), gpu_check_period_s=1.0)
         leader.relister.read = defect  # type: ignore[method-assign]
         before = asyncio.all_tasks()
         task = asyncio.create_task(leader.controller.run())
@@ -505,7 +495,7 @@ def test_a_defect_of_the_check_restarts_the_check_alone() -> None:
 class TestGauges:
     @in_virtual_time
     async def test_they_follow_the_books(self) -> None:
-        api = FailingPatchApi(a="card0")
+        api = GpuApi(a="card0")
         async with LeadingReplica(api).running() as leader:
             await asyncio.sleep(10)
             assert leader.metric("gpu_card_held_share{") == [
