@@ -1,6 +1,7 @@
 """Samples as arrays: the same as a dict of samples, in less memory."""
 
 import tracemalloc
+from collections.abc import Iterable
 
 import numpy as np
 import pytest
@@ -109,6 +110,10 @@ def ages_s(column: Column, now: float) -> list[float]:
     return column.ages_s(now, np.arange(len(column.values)), column.initial_states).tolist()
 
 
+def names(states: Iterable[int]) -> str:
+    return " ".join(ValueState(state).name for state in states)
+
+
 class TestIndex:
     def test_each_node_has_a_number_and_strangers_share_the_last(self) -> None:
         assert INDEX.numbers(["b", "x", "a", "b"]).tolist() == [1, 3, 0, 1]
@@ -123,12 +128,7 @@ class TestLayOut:
         layout = lay_out(series(b=Sample(7, 5.0), ghost=Sample(1, 1.0)), INDEX)
         assert layout.values.tolist() == [0, 7, 0, 0]
         assert layout.values.dtype == np.int64
-        assert [ValueState(s).name for s in layout.initial_states] == [
-            "MISSING",
-            "FRESH",
-            "INVALID",
-            "MISSING",
-        ]
+        assert names(layout.initial_states) == "MISSING FRESH INVALID MISSING"
 
     def test_values_beyond_64_bits_stay_exact(self) -> None:
         layout = lay_out(series(a=Sample(2**63 - 1, 0.0), b=Sample(10**30 + 1, 0.0)), INDEX)
@@ -156,17 +156,12 @@ class TestLayOut:
         """The result of a PromQL expression, while the source fails."""
         response = Series("m", "s", 1000.0, {"a": Sample(5, None), "b": Sample(6, 990.0)})
         column = lay_out(response, INDEX)
-        assert [ValueState(state).name for state in column.states(1060.0, 60.0)[:2]] == ["FRESH", "STALE"]
-        assert [ValueState(state).name for state in column.states(1060.1, 60.0)[:2]] == ["STALE", "STALE"]
+        assert names(column.states(1060.0, 60.0)[:2]) == "FRESH STALE"
+        assert names(column.states(1060.1, 60.0)[:2]) == "STALE STALE"
 
     def test_states_and_ages_at_a_time(self) -> None:
         layout = lay_out(series(a=Sample(1, 90.0), b=Sample(1, None)), INDEX)
-        assert [ValueState(s).name for s in layout.states(100.0, 5.0)] == [
-            "STALE",
-            "FRESH",
-            "INVALID",
-            "MISSING",
-        ]
+        assert names(layout.states(100.0, 5.0)) == "STALE FRESH INVALID MISSING"
         assert layout.states(95.0, 5.0)[0] == ValueState.FRESH
         assert ages_s(layout, 100.0)[0] == 10.0
         assert ages_s(layout, 80.0)[0] == 0.0  # with a clock that is behind, the age of a value is 0
@@ -174,37 +169,22 @@ class TestLayOut:
 
 
 class TestNewer:
-    def test_the_newer_sample_of_a_node_stays(self) -> None:
+    @pytest.mark.parametrize(
+        ("source", "samples", "values"),
+        [
+            ("s", {"a": Sample(2, 9.0), "b": Sample(2, 11.0)}, {"a": 1, "b": 2}),
+            ("s", {"a": Sample(2, 11.0)}, {"a": 2}),
+            ("t", {"a": Sample(2, 9.0)}, {"a": 2}),
+            ("s", {"a": Sample(2, None)}, {"a": 2}),
+        ],
+        ids=["older and newer", "a vanished node", "another source", "without a time"],
+    )
+    def test_the_newer_sample_of_a_node_stays(
+        self, source: str, samples: dict[str, Sample], values: dict[str, int]
+    ) -> None:
         old = Series("m", "s", 0.0, {"a": Sample(1, 10.0), "b": Sample(1, 10.0)})
-        new = Series("m", "s", 5.0, {"a": Sample(2, 9.0), "b": Sample(2, 11.0)})
-        assert {n: s.value for n, s in run_without_pauses(merge_newer(old, new)).samples.items()} == {
-            "a": 1,
-            "b": 2,
-        }
-
-    def test_the_vanished_go(self) -> None:
-        old = Series("m", "s", 0.0, {"a": Sample(1, 10.0), "b": Sample(1, 10.0)})
-        assert list(
-            run_without_pauses(merge_newer(old, Series("m", "s", 5.0, {"a": Sample(2, 11.0)}))).samples
-        ) == ["a"]
-
-    def test_another_source_starts_anew(self) -> None:
-        old = Series("m", "s", 0.0, {"a": Sample(1, 10.0)})
-        assert (
-            run_without_pauses(merge_newer(old, Series("m", "t", 5.0, {"a": Sample(2, 9.0)})))
-            .samples["a"]
-            .value
-            == 2
-        )
-
-    def test_a_sample_without_a_time_is_newer(self) -> None:
-        old = Series("m", "s", 0.0, {"a": Sample(1, 10.0)})
-        assert (
-            run_without_pauses(merge_newer(old, Series("m", "s", 5.0, {"a": Sample(2, None)})))
-            .samples["a"]
-            .value
-            == 2
-        )
+        merged = run_without_pauses(merge_newer(old, Series("m", source, 5.0, samples)))
+        assert {node: sample.value for node, sample in merged.samples.items()} == values
 
     def test_requests_come_in_between(self) -> None:
         old, new = (

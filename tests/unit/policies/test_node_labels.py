@@ -3,6 +3,7 @@
 from typing import Any
 
 import numpy as np
+import pytest
 
 from nodewise.base import cooperative_scheduling
 from nodewise.policies import node_labels
@@ -46,23 +47,21 @@ def violating(
 class TestDeschedule:
     rules = policy(deschedule=[rule("m", target=10)])
 
-    def test_a_node_that_meets_a_rule_is_labelled(self) -> None:
-        assert desired(self.rules, series("m", n1=5, n2=15)) == {"n2": {"pol": "violating"}}
-
-    def test_a_node_that_no_longer_meets_a_rule_is_not_labelled(self) -> None:
-        assert desired(self.rules, series("m", n1=5), owned={"n1": {"pol": "violating"}}) == {}
-
-    def test_a_value_that_is_stale_or_missing_or_bad_holds_the_label(self) -> None:
-        owned = {name: {"pol": "violating"} for name in ("n1", "n2", "n3", "gone")}
-        labels = desired(self.rules, series("m", at=STALE, n1=5, n3=None), owned=owned)
-        assert labels == {name: {"pol": "violating"} for name in ("n1", "n2", "n3")}
-
-    def test_a_metric_that_was_never_fetched_holds_the_label(self) -> None:
-        owned = {"n1": {"pol": "violating"}}
-        assert desired(self.rules, owned=owned) == owned
-
-    def test_a_stale_value_sets_no_label(self) -> None:
-        assert desired(self.rules, series("m", at=STALE, n1=50)) == {}
+    @pytest.mark.parametrize(
+        ("metrics", "owned", "labelled"),
+        [
+            ([series("m", n1=5, n2=15)], "", "n2"),
+            ([series("m", n1=5)], "n1", ""),
+            ([], "n1", "n1"),
+            ([series("m", at=STALE, n1=50)], "", ""),
+            ([series("m", at=STALE, n1=5, n3=None)], "n1 n2 n3 gone", "n1 n2 n3"),
+        ],
+        ids=["a rule is met", "no longer met", "never fetched", "stale", "stale, missing and bad values"],
+    )
+    def test_nodes_with_a_label(self, metrics: Any, owned: str, labelled: str) -> None:
+        label = {"pol": "violating"}
+        labels = desired(self.rules, *metrics, owned=dict.fromkeys(owned.split(), label))
+        assert labels == dict.fromkeys(labelled.split(), label)
 
     def test_a_label_of_a_policy_that_is_gone_goes(self) -> None:
         assert desired([], series("m", n1=50), owned={"n1": {"pol": "violating"}}) == {}
@@ -87,66 +86,72 @@ class TestDeschedule:
         )
 
 
-class TestLabeling:
-    def test_a_broken_rule_labels(self) -> None:
-        rules = [rule("a", target=100, labels=["card0=true"])]
-        assert violating(rules, series("a", n1=200, n2=100)) == {"n1": {"card0": "true"}}
-
-    def test_every_label_of_a_rule(self) -> None:
-        rules = [rule("a", target=1, labels=["l1=foo", "l2=bar"])]
-        assert violating(rules, series("a", n1=2)) == {"n1": {"l1": "foo", "l2": "bar"}}
-
-    def test_of_one_name_the_greatest_value_wins(self) -> None:
-        rules = [rule("a", target=100, labels=["foo=1"]), rule("b", target=100, labels=["foo=2"])]
-        assert violating(rules, series("a", n1=200, n2=400), series("b", n1=300, n2=300)) == {
-            "n1": {"foo": "2"},
-            "n2": {"foo": "1"},
-        }
-
-    def test_of_one_name_the_smallest_value_wins_with_less_than(self) -> None:
-        rules = [
+CARD1 = rule("memory", target=20, labels=["gpu=card1"])
+CARD0 = rule("cpu", "Equals", 200, labels=["gpu=card0"])
+LABELS: dict[str, tuple[list[Any], list[Any], dict[str, dict[str, str]]]] = {
+    "a rule": (
+        [rule("a", target=100, labels=["card0=true"])],
+        [series("a", n1=200, n2=100)],
+        {"n1": {"card0": "true"}},
+    ),
+    "every label of a rule": (
+        [rule("a", target=1, labels=["l1=foo", "l2=bar"])],
+        [series("a", n1=2)],
+        {"n1": {"l1": "foo", "l2": "bar"}},
+    ),
+    "of one name the greatest value": (
+        [rule("a", target=100, labels=["foo=1"]), rule("b", target=100, labels=["foo=2"])],
+        [series("a", n1=200, n2=400), series("b", n1=300, n2=300)],
+        {"n1": {"foo": "2"}, "n2": {"foo": "1"}},
+    ),
+    "of one name the smallest value with LessThan": (
+        [
             rule("memory", "LessThan", 10000, labels=["gpu=card0"]),
             rule("cpu", "LessThan", 10000, labels=["gpu=card1"]),
-        ]
-        assert violating(rules, series("memory", n1=2000), series("cpu", n1=200)) == {"n1": {"gpu": "card1"}}
+        ],
+        [series("memory", n1=2000), series("cpu", n1=200)],
+        {"n1": {"gpu": "card1"}},
+    ),
+    "the first of equal values": (
+        [rule("a", target=1, labels=["x=first"]), rule("b", target=1, labels=["x=second"])],
+        [series("a", n1=5), series("b", n1=5)],
+        {"n1": {"x": "first"}},
+    ),
+    "the first of Equals": (
+        [rule("memory", "Equals", 2000, labels=["gpu=card1"]), CARD0],
+        [series("memory", n1=2000), series("cpu", n1=200)],
+        {"n1": {"gpu": "card1"}},
+    ),
+    "each name has its own greatest value": (
+        [rule("b", target=100, labels=["foo=1", "bar=1"]), rule("a", target=100, labels=["foo=2"])],
+        [series("a", n1=400), series("b", n1=300)],
+        {"n1": {"foo": "2", "bar": "1"}},
+    ),
+    "unlike operators exclude each other and nothing else": (
+        [CARD1, CARD0, rule("cpu", "Equals", 200, labels=["solo=1"])],
+        [series("memory", n1=200, n2=200), series("cpu", n1=200, n2=3)],
+        {"n1": {"solo": "1"}, "n2": {"gpu": "card1"}},
+    ),
+    "invalid labels are left out": (
+        [rule("a", target=1, labels=["good=1", "bad", "a/b=c", "x=y=z", "e=", "=v", 7])],
+        [series("a", n1=2)],
+        {"n1": {"good": "1", "e": ""}},
+    ),
+}
 
-    def test_the_first_wins_a_tie_and_equals(self) -> None:
-        tie = [rule("a", target=1, labels=["x=first"]), rule("b", target=1, labels=["x=second"])]
-        assert violating(tie, series("a", n1=5), series("b", n1=5)) == {"n1": {"x": "first"}}
-        equals = [
-            rule("memory", "Equals", 2000, labels=["gpu=card1"]),
-            rule("cpu", "Equals", 200, labels=["gpu=card0"]),
-        ]
-        assert violating(equals, series("memory", n1=2000), series("cpu", n1=200)) == {"n1": {"gpu": "card1"}}
 
-    def test_each_name_has_its_own_winner(self) -> None:
-        rules = [rule("b", target=100, labels=["foo=1", "bar=1"]), rule("a", target=100, labels=["foo=2"])]
-        assert violating(rules, series("a", n1=400), series("b", n1=300)) == {"n1": {"foo": "2", "bar": "1"}}
-
-    def test_unlike_operators_exclude_each_other_and_nothing_else(self) -> None:
-        rules = [
-            rule("memory", target=20, labels=["gpu=card1"]),
-            rule("cpu", "Equals", 200, labels=["gpu=card0"]),
-            rule("cpu", "Equals", 200, labels=["solo=1"]),
-        ]
-        metrics = (series("memory", n1=200, n2=200), series("cpu", n1=200, n2=3))
-        assert violating(rules, *metrics) == {"n1": {"solo": "1"}, "n2": {"gpu": "card1"}}
+class TestLabeling:
+    @pytest.mark.parametrize(("rules", "metrics", "labels"), LABELS.values(), ids=LABELS)
+    def test_labels_of_rules_that_are_met(
+        self, rules: list[Any], metrics: list[Any], labels: dict[str, dict[str, str]]
+    ) -> None:
+        assert violating(rules, *metrics) == labels
 
     def test_labels_stay_until_every_metric_has_values_or_a_failure(self) -> None:
-        rules = [
-            rule("memory", target=20, labels=["gpu=card1"]),
-            rule("cpu", "Equals", 200, labels=["gpu=card0"]),
-        ]
-        owned = {"n2": {f"{P}gpu": "card1"}}
+        rules, owned = [CARD1, CARD0], {"n2": {f"{P}gpu": "card1"}}
         assert violating(rules, series("cpu", n1=200, n2=200), owned=owned) == {"n2": {"gpu": "card1"}}
-        assert violating(rules, series("cpu", n1=200), series("memory", n1=5), owned=owned) == {
-            "n1": {"gpu": "card0"},
-            "n2": {"gpu": "card1"},
-        }
-
-    def test_only_invalid_labels_are_left_out(self) -> None:
-        rules = [rule("a", target=1, labels=["good=1", "bad", "a/b=c", "x=y=z", "e=", "=v", 7])]
-        assert violating(rules, series("a", n1=2)) == {"n1": {"good": "1", "e": ""}}
+        labels = violating(rules, series("cpu", n1=200), series("memory", n1=5), owned=owned)
+        assert labels == {"n1": {"gpu": "card0"}, "n2": {"gpu": "card1"}}
 
     def test_all_of(self) -> None:
         rules = [rule("a", target=1, labels=["x=1"]), rule("b", target=1, labels=["y=1"])]
