@@ -60,7 +60,7 @@ def test_any_value_in_any_place_is_a_problem_or_a_result(tmp_path: Path, value: 
     document = yaml.safe_load(POLICY + TEST + EVERYTHING)
     file = tmp_path / "suite.yaml"
     for path in _places(document):
-        file.write_text(yaml.safe_dump(_replaced(document, path, value)))
+        file.write_text(yaml.dump(_replaced(document, path, value), Dumper=yaml.CSafeDumper))
         try:
             suite = policy_suite_parser.read_suite(str(file))
         except BadInput:
