@@ -76,7 +76,7 @@ class TlsCredentials:
             read_pair = certificate_files.read_certificate_and_key
             self._pair = ReloadableFiles("kube_client", paths, read_pair, metrics_registry, clock.now())
         if paths := _certificate_file_paths(cluster, "certificate-authority"):
-            read_bundle = certificate_files.read_trusted_certificates
+            read_bundle = certificate_files.read_authorities
             self._bundle = ReloadableFiles("kube_ca", paths, read_bundle, metrics_registry, clock.now())
         self._reloader = CertificateReloader([files for files in (self._pair, self._bundle) if files], clock)
 

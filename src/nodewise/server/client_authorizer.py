@@ -20,8 +20,9 @@ from nodewise.observe.metrics_registry import MetricsRegistry
 from nodewise.server import application
 from nodewise.server.application import Response
 from nodewise.server.connection_close_reasons import CloseReasons
+from nodewise.server.http_connection import Authorization
 from nodewise.server.options import ServeOptions
-from nodewise.server.server_tls_context import ServerCertificates
+from nodewise.server.server_certificates import ServerCertificates
 
 
 class CertificateIdentity(NamedTuple):
@@ -32,15 +33,6 @@ class CertificateIdentity(NamedTuple):
     is_ca: bool
     for_client: bool = False
     """Whether the extended key usage contains clientAuth."""
-
-
-class Authorization(NamedTuple):
-    """What a connection's client may call."""
-
-    refusal: Response | None = None
-    """The response to every request; None if the client may call."""
-    pinned_only_refusal: Response | None = None
-    """The response of routes for pinned clients only; None for a pinned client."""
 
 
 PINNED: Final = Authorization()

@@ -9,7 +9,7 @@ import enum
 import urllib.parse
 from collections import deque
 from collections.abc import Awaitable, Callable, Iterator
-from typing import Final, NamedTuple
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 import httptools
 
@@ -24,9 +24,20 @@ from nodewise.server.application import (
     encode_response,
     refusal_response,
 )
-from nodewise.server.client_authorizer import Authorization, ClientAuthorizer
 from nodewise.server.connection_close_reasons import CloseReasons
 from nodewise.server.options import ServeOptions
+
+if TYPE_CHECKING:
+    from nodewise.server.client_authorizer import ClientAuthorizer
+
+
+class Authorization(NamedTuple):
+    """What a connection's client may call."""
+
+    refusal: Response | None = None
+    """The response to every request; None if the client may call."""
+    pinned_only_refusal: Response | None = None
+    """The response of routes for pinned clients only; None for a pinned client."""
 
 
 class Phase(enum.Enum):
@@ -237,7 +248,7 @@ class HttpConnection(asyncio.Protocol):
         connections: OpenConnections,
         options: ServeOptions,
         close_reasons: CloseReasons,
-        authorizer: ClientAuthorizer | None,
+        authorizer: "ClientAuthorizer | None",
     ) -> None:
         self.chain: tuple[bytes, ...] = ()
         self.verified: tuple[bytes, ...] = ()

@@ -12,7 +12,7 @@ from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from email.utils import formatdate
 from functools import partial
 from types import MappingProxyType
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 import msgspec
 
@@ -22,11 +22,12 @@ from nodewise.observe import logs
 from nodewise.observe.metrics_registry import MetricsRegistry
 from nodewise.server import connection_close_reasons, server_tls_context
 from nodewise.server.application import Application, Request, Response, Route
-from nodewise.server.client_authorizer import ClientAuthorizer
 from nodewise.server.connection_close_reasons import CloseReasons
 from nodewise.server.http_connection import HttpConnection, OpenConnections
 from nodewise.server.options import AdminOptions, ServeOptions, is_loopback
-from nodewise.server.server_tls_context import ServerCertificates, end_s
+
+if TYPE_CHECKING:
+    from nodewise.server.server_certificates import ServerCertificates
 
 _LAST_PORT: Final = 65535
 _BACKLOG: Final = 1024
@@ -93,7 +94,7 @@ class Listener:
         listening: socket.socket,
         protocol: Callable[[], asyncio.Protocol],
         options: ServeOptions,
-        tls: ServerCertificates | None,
+        tls: "ServerCertificates | None",
         recorder: CloseReasons,
         established: Callable[[], int],
     ) -> None:
@@ -168,7 +169,7 @@ class Listener:
         reason = connection_close_reasons.close_reason_of_error(error)
         self._close_reasons.record(reason, peer, str(error))
 
-    async def _start_tls(self, accepted: socket.socket, peer: str, tls: ServerCertificates) -> None:
+    async def _start_tls(self, accepted: socket.socket, peer: str, tls: "ServerCertificates") -> None:
         deadline = self._loop.time() + self._options.handshake_timeout_s
         if not await self._check_client_speaks_tls(accepted, peer):
             return
@@ -281,6 +282,9 @@ class HttpServer:
             expected = f"a loopback address, or --unsafe-address {options.host}"
             problems.append(Problem("address", actual, expected))
         if not options.unsafe:
+            # memory: cryptography takes 10 MiB, and the admin port has no certificates
+            from nodewise.server.server_certificates import ServerCertificates
+
             try:
                 self._tls = ServerCertificates(
                     options, self._metrics_registry, self._clock, verify_clients=self._verify_clients
@@ -297,6 +301,8 @@ class HttpServer:
         self.port = opened.getsockname()[1]
         authorizer = None
         if self._tls is not None and self._verify_clients:
+            from nodewise.server.client_authorizer import ClientAuthorizer  # memory: see above
+
             authorizer = ClientAuthorizer(options, self._tls, self._close_reasons, self._metrics_registry)
         make = partial(
             HttpConnection, self._application, self._connections, options, self._close_reasons, authorizer
@@ -375,9 +381,10 @@ class HttpServer:
                     connection.close_when_idle()
         if change.serving:
             self._close_connections_past_max_age(0.0)
-        ends = [end_s(connection.chain[0]) for connection in self._connections.open if connection.chain]
-        if ends:
-            self._metrics_registry.set("tls_certificate_expires_seconds", min(ends), certificate="clients")
+        leaves = [connection.chain[0] for connection in self._connections.open if connection.chain]
+        end_s = self._tls.earliest_end_s(leaves)
+        if end_s is not None:
+            self._metrics_registry.set("tls_certificate_expires_seconds", end_s, certificate="clients")
         else:
             self._metrics_registry.forget("tls_certificate_expires_seconds", certificate="clients")
 

@@ -9,17 +9,19 @@ import os
 import ssl
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import lru_cache
 from pathlib import Path
-from typing import Final, Generic, NamedTuple, TypeVar
-
-from cryptography import x509
-from cryptography.exceptions import UnsupportedAlgorithm
-from cryptography.hazmat.primitives import serialization
+from typing import TYPE_CHECKING, Final, Generic, NamedTuple, TypeVar
 
 from nodewise.base.clock import Clock, format_rfc3339
 from nodewise.base.errors import BadSettings, Problem
 from nodewise.observe import logs
 from nodewise.observe.metrics_registry import MetricsRegistry
+
+if TYPE_CHECKING:
+    from cryptography import x509
+# memory: cryptography takes 10 MiB and is imported where a certificate is decoded. A controller in a pod decodes none:
+# its only certificates are those of the cluster's authorities (`read_authorities`)
 
 CERTIFICATE_FILES: Final = "certificate files"
 
@@ -40,7 +42,7 @@ class X509KeyPair(NamedTuple):
 
     certificate: bytes
     key: bytes
-    chain: tuple[x509.Certificate, ...]
+    chain: "tuple[x509.Certificate, ...]"
 
     def begin_s(self) -> float:
         """The start of its validity, in seconds since 1970."""
@@ -51,19 +53,30 @@ class X509KeyPair(NamedTuple):
         return self.chain[0].not_valid_after_utc.timestamp()
 
 
+class ValidityPeriod(NamedTuple):
+    """The time in which a certificate is valid, in seconds since 1970."""
+
+    begin_s: float
+    end_s: float
+
+
 class CertificateBundle(NamedTuple):
-    """Trusted certificates, decoded and as PEM."""
+    """Trusted certificates as PEM, with their validity."""
 
     pem: bytes
-    authorities: tuple[x509.Certificate, ...]
+    periods: tuple[ValidityPeriod, ...]
+
+    def authorities(self) -> "tuple[x509.Certificate, ...]":
+        """The decoded certificates."""
+        return _decode_certificates(self.pem)
 
     def begin_s(self) -> float:
         """The earliest start of validity, in seconds since 1970."""
-        return min(certificate.not_valid_before_utc.timestamp() for certificate in self.authorities)
+        return min(period.begin_s for period in self.periods)
 
     def end_s(self, now_s: float) -> float:
         """The next end of validity; the last one if all have expired."""
-        ends = [certificate.not_valid_after_utc.timestamp() for certificate in self.authorities]
+        ends = [period.end_s for period in self.periods]
         return min((end for end in ends if end > now_s), default=max(ends))
 
 
@@ -114,7 +127,36 @@ def read_trusted_certificates(paths: Paths, held: Contents) -> CertificateBundle
     except ssl.SSLError as error:
         problem = Problem(field, f"{path}: {error}", "certificates that OpenSSL takes")
         raise BadSettings(CERTIFICATE_FILES, [problem]) from error
-    return CertificateBundle(text, tuple(authorities))
+    validity = ((each.not_valid_before_utc, each.not_valid_after_utc) for each in authorities)
+    return CertificateBundle(
+        text, tuple(ValidityPeriod(begin.timestamp(), end.timestamp()) for begin, end in validity)
+    )
+
+
+def read_authorities(paths: Paths, held: Contents) -> CertificateBundle:
+    """The same for a client, which needs only PEM and validity. OpenSSL tells them if the file contains nothing but
+    complete certificates of different authorities, which is usual.
+    """
+    pem = held[next(iter(paths))]
+    if isinstance(pem, bytes) and (periods := _read_periods_with_openssl(pem)):
+        return CertificateBundle(pem, periods)
+    return read_trusted_certificates(paths, held)
+
+
+def _read_periods_with_openssl(pem: bytes) -> tuple[ValidityPeriod, ...]:
+    """The validity of each certificate; empty if OpenSSL does not tell all of them."""
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    try:
+        context.load_verify_locations(cadata=pem.decode("ascii"))
+        periods = tuple(
+            ValidityPeriod(*(ssl.cert_time_to_seconds(str(each[key])) for key in ("notBefore", "notAfter")))
+            for each in context.get_ca_certs()
+        )
+    except (ValueError, ssl.SSLError):
+        return ()
+    begun, is_complete = pem.count(b"-----BEGIN"), pem.rstrip().endswith(b"-----END CERTIFICATE-----")
+    counts = {begun, pem.count(b"-----BEGIN CERTIFICATE-----"), context.cert_store_stats()["x509"]}
+    return periods if is_complete and counts == {len(periods)} else ()
 
 
 def load_pair_into_ssl_context(context: ssl.SSLContext, certificate: bytes, key: bytes) -> None:
@@ -124,8 +166,10 @@ def load_pair_into_ssl_context(context: ssl.SSLContext, certificate: bytes, key:
         context.load_cert_chain(cert_path, key_path, password="")
 
 
-def add_trusted_certificates(context: ssl.SSLContext, authorities: Sequence[x509.Certificate]) -> None:
+def add_trusted_certificates(context: ssl.SSLContext, authorities: "Sequence[x509.Certificate]") -> None:
     """Add trusted certificates to a context. ssl.SSLError if OpenSSL rejects them."""
+    from cryptography.hazmat.primitives import serialization
+
     ders = (authority.public_bytes(serialization.Encoding.DER) for authority in authorities)
     context.load_verify_locations(cadata=b"".join(ders))
 
@@ -158,12 +202,21 @@ def _content_or_problem(
     return None
 
 
-def _parse_certificates(field: str, path: str, pem: bytes, problems: list[Problem]) -> list[x509.Certificate]:
+@lru_cache(maxsize=8)
+def _decode_certificates(pem: bytes) -> "tuple[x509.Certificate, ...]":
+    from cryptography import x509
+
+    return tuple(x509.load_pem_x509_certificates(pem))
+
+
+def _parse_certificates(
+    field: str, path: str, pem: bytes, problems: list[Problem]
+) -> "Sequence[x509.Certificate]":
     try:
-        certificates = x509.load_pem_x509_certificates(pem)
+        certificates = _decode_certificates(pem)
     except ValueError:
         problems.append(Problem(field, f"{path} holds no certificate that can be read", "PEM certificates"))
-        return []
+        return ()
     # The parser skips a block without an end, so that a file would lose its last authority while it is being written.
     begun = pem.count(b"-----BEGIN CERTIFICATE") + pem.count(b"-----BEGIN X509 CERTIFICATE")
     last_line = pem.rstrip().rpartition(b"\n")[2]
@@ -175,8 +228,11 @@ def _parse_certificates(field: str, path: str, pem: bytes, problems: list[Proble
     return certificates
 
 
-def _private_key_problem(pem: bytes, chain: Sequence[x509.Certificate], cert_path: str) -> str:
+def _private_key_problem(pem: bytes, chain: "Sequence[x509.Certificate]", cert_path: str) -> str:
     """The problem of a key: invalid, encrypted, or not the key of the first certificate. Empty if there is none."""
+    from cryptography.exceptions import UnsupportedAlgorithm
+    from cryptography.hazmat.primitives import serialization
+
     try:
         key = serialization.load_pem_private_key(pem, password=None)
     except TypeError:
@@ -191,6 +247,8 @@ def _private_key_problem(pem: bytes, chain: Sequence[x509.Certificate], cert_pat
 
 
 def _public_key_bytes(key: object) -> bytes:
+    from cryptography.hazmat.primitives import serialization
+
     form = serialization.PublicFormat.SubjectPublicKeyInfo
     return key.public_bytes(serialization.Encoding.DER, form)  # type: ignore[attr-defined, no-any-return]
 

@@ -17,7 +17,7 @@ from nodewise.server.client_authorizer import (
 )
 from nodewise.server.connection_close_reasons import CloseReasons
 from nodewise.server.options import ServeOptions
-from nodewise.server.server_tls_context import ServerCertificates
+from nodewise.server.server_certificates import ServerCertificates
 from tests.unit.server.raw_http_client import (
     ECHO,
     RefusedError,

@@ -202,7 +202,7 @@ def test_a_bundle_is_as_good_as_its_last_authority_and_warns_of_the_next(tmp_pat
     kept.poll(NOW_S + 1)
     assert not kept.poll(NOW_S + 1)
     assert metric_value(metrics_registry, "tls_reload_failing", certificate="client_ca") == 1
-    assert len(kept.value.authorities) == 3
+    assert len(kept.value.periods) == 3
 
 
 def authority(ends_days):
@@ -211,8 +211,12 @@ def authority(ends_days):
     return leaf.cert_chain_pems[0].bytes()
 
 
+READERS = [certificate_files.read_trusted_certificates, certificate_files.read_authorities]
+
+
+@pytest.mark.parametrize("read", READERS)
 @pytest.mark.parametrize("order", [slice(None), slice(None, None, -1)])
-def test_a_bundle_that_ends_in_the_middle_of_a_certificate_is_not_used(tmp_path, order):
+def test_a_bundle_that_ends_in_the_middle_of_a_certificate_is_not_used(tmp_path, order, read):
     """A file that is written in place is incomplete for a moment. Without its last authority it would be valid."""
     authorities = [trustme.CA().cert_pem.bytes() for _ in range(2)][order]
     bundle, complete = tmp_path / "ca.crt", b"".join(authorities)
@@ -221,11 +225,43 @@ def test_a_bundle_that_ends_in_the_middle_of_a_certificate_is_not_used(tmp_path,
     for length in range(begin + 1, end):
         bundle.write_bytes(complete[:length])
         with pytest.raises(BadSettings, match="begins 2 certificates, of which 1 are complete"):
-            certificate_files.read_trusted_certificates(paths, certificate_files.read_contents(paths))
+            read(paths, certificate_files.read_contents(paths))
     for content in (complete, complete.rstrip(), b"# --- clients ---\n" + complete + b"# end\n"):
         bundle.write_bytes(content)
         contents = certificate_files.read_contents(paths)
-        assert len(certificate_files.read_trusted_certificates(paths, contents).authorities) == 2
+        assert len(read(paths, contents).periods) == 2
+
+
+@pytest.mark.parametrize(
+    "write",
+    [
+        pytest.param(lambda first, second, _: first + second, id="two authorities"),
+        pytest.param(lambda first, *_: first + first, id="an authority twice"),
+        pytest.param(lambda first, *_: first + "# Zürich\n".encode() + first, id="another alphabet"),
+        pytest.param(lambda first, *_: first.replace(b"\n", b"\r\n"), id="lines of Windows"),
+        pytest.param(lambda first, _, leaf: first + leaf, id="certificate of a server"),
+        pytest.param(lambda first, *_: first + b"-----BEGIN X509 CRL-----\n", id="another block"),
+        pytest.param(
+            lambda first, second, _: first + second.replace(b" CERT", b" TRUSTED CERT"), id="OpenSSL's form"
+        ),
+        pytest.param(lambda *_: b"", id="empty"),
+        pytest.param(lambda *_: b"\xff\x00", id="binary"),
+        pytest.param(lambda first, *_: first.replace(b"M", b"N", 9), id="not DER"),
+    ],
+)
+def test_both_readers_of_authorities_agree(tmp_path, write):
+    first, second = (trustme.CA().cert_pem.bytes() for _ in range(2))
+    bundle = tmp_path / "ca.crt"
+    bundle.write_bytes(write(first, second, authority(30)))
+    paths = {"client_ca": str(bundle)}
+    contents = certificate_files.read_contents(paths)
+    results = []
+    for read in READERS:
+        try:
+            results.append(tuple(map(sorted, read(paths, contents))))
+        except BadSettings as error:
+            results.append(str(error))
+    assert results[0] == results[1]
 
 
 def test_all_that_is_wrong_at_the_start_is_said_together(tmp_path):

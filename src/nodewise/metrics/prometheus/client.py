@@ -293,7 +293,7 @@ class _TlsFiles:
     def context(self) -> ssl.SSLContext:
         made = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
         if self._bundle:
-            certificate_files.add_trusted_certificates(made, self._bundle.value.authorities)
+            certificate_files.add_trusted_certificates(made, self._bundle.value.authorities())
         else:
             made.load_default_certs()
         if self._pair:

@@ -16,8 +16,8 @@ from structlog.testing import capture_logs
 
 from nodewise.base.errors import BadSettings
 from nodewise.observe.metrics_registry import MetricsRegistry
-from nodewise.server import server_tls_context
-from nodewise.server.server_tls_context import ServerCertificates
+from nodewise.server import server_certificates
+from nodewise.server.server_certificates import ServerCertificates
 from tests.unit.server.certificate_files import NAMES, issue
 from tests.unit.server.raw_http_client import (
     ECHO,
@@ -313,7 +313,7 @@ def der(pem: bytes) -> bytes:
 
 
 def admits(authorities: tuple[x509.Certificate, ...], *chain: bytes) -> bool:
-    return server_tls_context.admits(authorities, chain, time.time())
+    return server_certificates.admits(authorities, chain, time.time())
 
 
 def test_a_certificate_holds_as_long_as_its_ca_is_in_the_bundle(tls_files):
