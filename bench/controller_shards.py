@@ -132,8 +132,6 @@ class FakeServer:
     def __init__(self, kubeconfig: Path, context: benchmark_servers.BenchContext) -> None:
         self._url = json.loads(kubeconfig.read_text())["clusters"][0]["cluster"]["server"]
         self._tls = ssl.create_default_context(cafile=context.certificates.server_ca)
-        pair = context.certificates.nodewise
-        self._tls.load_cert_chain(pair.cert, pair.key)
 
     def _request(self, path: str, method: str = "GET") -> Any:
         request = urllib.request.Request(self._url + path, method=method)

@@ -13,7 +13,6 @@ import itertools
 import json
 import re
 import socket
-import ssl
 import time
 from collections import Counter
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
@@ -373,8 +372,6 @@ def main() -> None:
         access_log=False,
         ssl_certfile=options.cert,
         ssl_keyfile=options.key,
-        ssl_ca_certs=options.client_ca,
-        ssl_cert_reqs=ssl.CERT_REQUIRED,
     )
     server_command_line.announce(*(each.getsockname()[1] for each in opened))
     uvicorn.Server(config).run(sockets=opened)
