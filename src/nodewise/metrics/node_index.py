@@ -17,6 +17,7 @@ indexing.
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
 from itertools import repeat
+from random import Random
 from types import MappingProxyType
 from typing import Any, Final, NamedTuple, overload
 
@@ -84,7 +85,7 @@ class NameTable:
         self._head = (self.width - min(lengths) + _WORD - 1) // _WORD
         is_name = np.tri(self.width + 1, self.width, -1, dtype=np.uint8)[:, ::-1]
         self._masks = _as_words(is_name * np.uint8(255))[:, : self._head].copy()
-        chance = np.random.default_rng(_SEED)
+        chance = Random(_SEED)  # noqa: S311 - not for secrets; numpy's generators take 3 MiB of memory
         for columns in (self._differing_columns(chance), [*range(self._held.shape[1])]):
             self._columns, self._factors = columns, _odd_numbers(chance, len(columns))
             self._hashes = self._hash(self._held)
@@ -92,10 +93,10 @@ class NameTable:
                 break
         self._tables = _build_hash_tables(self._hashes, chance)
 
-    def _differing_columns(self, chance: np.random.Generator) -> list[int]:
+    def _differing_columns(self, chance: Random) -> list[int]:
         """Columns of words that tell some names apart, the best one first."""
         count, width = self._held.shape
-        sample = self._held[chance.choice(count, min(count, _SAMPLE), replace=False)]
+        sample = self._held[chance.sample(range(count), min(count, _SAMPLE))]
         ranks = [np.unique(sample[:, column], return_inverse=True)[1] for column in range(width)]
         columns: list[int] = []
         groups = np.zeros(len(sample), np.intp)
@@ -196,7 +197,7 @@ class _HashTable(NamedTuple):
         return self.held.take(self.places(hashes))
 
 
-def _build_hash_tables(hashes: NDArray[np.uint64], chance: np.random.Generator) -> Sequence[_HashTable]:
+def _build_hash_tables(hashes: NDArray[np.uint64], chance: Random) -> Sequence[_HashTable]:
     """Tables, each for the numbers that collide in the one before."""
     tables: list[_HashTable] = []
     left = np.arange(len(hashes), dtype=np.int32)
@@ -210,9 +211,8 @@ def _build_hash_tables(hashes: NDArray[np.uint64], chance: np.random.Generator) 
     return tables
 
 
-def _odd_numbers(chance: np.random.Generator, count: int) -> NDArray[np.uint64]:
-    numbers: NDArray[np.uint64] = chance.integers(0, 2**63, count, np.uint64) * np.uint64(2) + np.uint64(1)
-    return numbers
+def _odd_numbers(chance: Random, count: int) -> NDArray[np.uint64]:
+    return np.array([chance.getrandbits(64) | 1 for _ in range(count)], np.uint64)
 
 
 def _as_words(matrix: NDArray[np.uint8]) -> Words:
