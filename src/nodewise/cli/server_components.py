@@ -347,6 +347,7 @@ def create_snapshot_components(
 
         feed = object_feed.watch_cluster(api, needs, *tools, api.namespace, shards.target, run_nodes)
     refresh: RefreshOptions = config.settings[RefreshOptions]
+    own_nodes = None if shards is None else StoredNames(feed.nodes)
     dependencies = SourceDependencies(
         api,
         NodeAttributesCache(feed.nodes, is_partial=shards is not None).read,
@@ -354,12 +355,12 @@ def create_snapshot_components(
         refresh.default_max_age_s,
         refresh.metrics_timeout_s,
         tools.registry,
+        own_nodes,
     )
     sources = create_metric_sources(paths.metrics, paths.objects_from, dependencies)
     if api is not None:
         inputs = ComputationInputs(api, api.namespace, tuple(sources), refresh, tools.clock)
         sources = [*computed_metrics.create_sources(inputs), *sources]
-    own_nodes = None if shards is None else StoredNames(feed.nodes)
     refresher = MetricsRefresher(sources, refresh, *tools, own_nodes)
     states = create_agent_states(config)
     cache = SnapshotCache(states, feed.stores, refresher, *tools, refresh.sync_period_s)

@@ -7,7 +7,7 @@ returns a MetricValueList, in which an invalid value affects only its own node. 
 
 import asyncio
 import contextlib
-from collections.abc import Generator, Iterable, Sequence
+from collections.abc import Container, Generator, Iterable, Sequence
 from functools import lru_cache, partial
 from math import nan
 from typing import Any, Final, cast
@@ -144,9 +144,12 @@ def node_samples(items: Iterable[NodeValue | Problem]) -> Generator[NodeSample, 
 
 
 class SeriesBuilder:
-    """Collects the samples of nodes and builds a series from them."""
+    """Collects the samples of nodes and builds a series from them. With `own_nodes`, items of others are dropped."""
 
-    def __init__(self) -> None:
+    def __init__(self, own_nodes: Container[str] | None = None) -> None:
+        self._own_nodes = own_nodes
+        self.has_other_nodes = False
+        """Whether items of other nodes were dropped."""
         self._columns = SampleColumns([], [], [], [])
         self._reasons: dict[str, list[str]] = {}
         """By node, why it has no sample."""
@@ -159,6 +162,11 @@ class SeriesBuilder:
 
     def add_batch(self, items: Batch) -> None:
         """Add the items of a response. Those of valid items are added by column, in a third of the time."""
+        if self._own_nodes is not None:
+            nodes = self._own_nodes
+            own = [item for item in items if isinstance(item, Problem) or item.describedObject.name in nodes]
+            self.has_other_nodes |= len(own) < len(items)
+            items = own
         columns = _sample_columns(items)
         if columns is None:
             for node, entry in node_samples(items):
@@ -354,7 +362,8 @@ class _ApiResourceList(msgspec.Struct, frozen=True):
 
 def create_sources(dependencies: SourceDependencies, _paths: Sequence[str]) -> list[MetricsSource]:
     """The source, if there is a cluster."""
-    return [CustomMetricsSource(dependencies.api, dependencies.timeout_s)] if dependencies.api else []
+    api, timeout_s, own_nodes = dependencies.api, dependencies.timeout_s, dependencies.own_nodes
+    return [CustomMetricsSource(api, timeout_s, own_nodes)] if api else []
 
 
 class CustomMetricsSource:
@@ -362,9 +371,11 @@ class CustomMetricsSource:
 
     name = source_table.CUSTOM
 
-    def __init__(self, api: Api, timeout_s: float = 5.0) -> None:
+    def __init__(self, api: Api, timeout_s: float = 5.0, own_nodes: Container[str] | None = None) -> None:
+        """With `own_nodes`, series contain no other nodes."""
         self._api = api
         self._timeout_s = timeout_s
+        self._own_nodes = own_nodes
         self._version = ""
         self._looking = asyncio.Lock()
         self._decoding = FairConcurrencyLimit(DECODING)
@@ -391,11 +402,11 @@ class CustomMetricsSource:
             except NodewiseError:
                 self._version = ""
                 raise
-            builder = SeriesBuilder()
+            builder = SeriesBuilder(self._own_nodes)
             async for items in cooperative_scheduling.iterate_with_pauses(decode_items(body)):
                 builder.add_batch(items)
             series = await cooperative_scheduling.run(builder.series(request, self.name, now))
-        if not series.samples and not series.invalid:
+        if not (series.samples or series.invalid or builder.has_other_nodes):
             problem = Problem("items", "an empty list", "a value of a node")
             cause = missing_values.cause("NoSeries", self.name, "has the metric, and no value of a node")
             raise NoValues(f"metric {request.metric}", [problem], cause=cause)

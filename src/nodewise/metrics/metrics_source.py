@@ -1,6 +1,6 @@
 """Interface of a source of node metrics, requests for metrics, and the sources that `--metrics` selects."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Container, Iterable, Sequence
 from importlib import import_module
 from typing import TYPE_CHECKING, Annotated, Final, NamedTuple, Protocol, runtime_checkable
 
@@ -184,6 +184,9 @@ class SourceDependencies(NamedTuple):
     """How far back queries of Prometheus look if a rule does not say."""
     timeout_s: float
     registry: "MetricsRegistry"
+    own_nodes: Container[str] | None = None
+    """With shards: the nodes of this replica, the only ones whose samples are kept. A source may drop those of other
+    nodes, so that a response about all nodes takes less memory."""
 
 
 def create_metric_sources(

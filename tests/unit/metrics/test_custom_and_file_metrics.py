@@ -12,7 +12,7 @@ from nodewise.base.errors import BadInput, NodewiseError, Unavailable
 from nodewise.kube.api_server_interface import NotFound
 from nodewise.metrics.custom_metrics_api import CustomMetricsSource, choose_version
 from nodewise.metrics.metric_files import FileSource
-from nodewise.metrics.metrics_source import MetricRequest
+from nodewise.metrics.metrics_source import MetricRequest, NoValues
 from nodewise.metrics.series import DifferingValues, Sample, Series
 from tests.unit.metrics.custom_metrics_objects import group, item
 
@@ -37,6 +37,22 @@ class Answers:
 def fetch(metric: Any, offered: Any = None) -> tuple[Series, list[str]]:
     api: Any = Answers(group=offered or group("v1beta1", "v1beta1"), metric=metric)
     return asyncio.run(CustomMetricsSource(api).fetch(MetricRequest("m"), 100.0)), api.requests
+
+
+def test_replica_keeps_only_values_of_its_own_nodes() -> None:
+    def fetch_own(nodes: set[str], items: list[Any]) -> Series:
+        api: Any = Answers(group=group("v1beta1", "v1beta1"), metric={"items": items})
+        source = CustomMetricsSource(api, own_nodes=nodes)
+        return asyncio.run(source.fetch(MetricRequest("m"), 100.0))
+
+    items = [item("rack-1", "1"), item("rack-2", "2"), item("rack-3", "invalid"), item("rack-4", "invalid")]
+    series = fetch_own({"rack-2", "rack-4"}, items)
+    assert {node: sample.value for node, sample in series.samples.items()} == {"rack-2": 2 * NANO}
+    assert series.invalid.keys() == {"rack-4"}
+    assert not fetch_own({"rack-9"}, items).samples, "the metric has values, of other replicas' nodes"
+    for empty in ([], ["no item"]):
+        with pytest.raises(NoValues):
+            fetch_own({"rack-9"}, empty)
 
 
 VERSIONS = {
