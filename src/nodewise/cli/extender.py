@@ -132,7 +132,9 @@ def _wire_with_snapshots(config: ServerConfig, tools: ClockAndMetrics) -> WiredS
     )
     config = server_components.set_namespace_of_agents(config, api.namespace if api else "")
     paths, needs = InputPaths(own.metrics, own.objects_from), _data_requirements(config)
-    snapshots = server_components.create_snapshot_components(config, api, paths, needs, tools)
+    snapshots = server_components.create_snapshot_components(
+        config, api, paths, needs, tools, reads_names=True
+    )
     recorder = _create_request_recorder(config, snapshots.cache, tools)
     request_handler = RequestHandler(
         config.agents, config.agent_options, snapshots.states, config.settings[ChainOptions]

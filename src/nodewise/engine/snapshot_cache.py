@@ -68,8 +68,14 @@ class SnapshotCache:
         clock: Clock,
         metrics: MetricsRegistry,
         period_s: float,
+        *,
+        reads_names: bool = False,
     ) -> None:
+        """`reads_names`: whether requests with names of nodes use the snapshots, so that the table of names is built in
+        advance.
+        """
         self.snapshot = Snapshot(NodeIndex(), {}, clock.now())
+        self._reads_names = reads_names
         self._builders = builders
         self._stores = stores
         self._refresher = refresher
@@ -246,8 +252,9 @@ class SnapshotCache:
         ):
             return self._cluster_state.nodes
         index = NodeIndex(name for _, name in nodes)
-        await asyncio.sleep(0)
-        index.prepare()
+        if self._reads_names:
+            await asyncio.sleep(0)
+            index.prepare()
         return index
 
     def _read_metric_requests(
