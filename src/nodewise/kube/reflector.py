@@ -16,6 +16,7 @@ the server's objects, not on the order of its events.
 import asyncio
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import aclosing
+from functools import lru_cache
 from typing import Any, Final, Generic, Literal, NamedTuple, TypeVar
 
 import msgspec
@@ -310,7 +311,8 @@ class ObjectDecoder(Generic[T]):
     def _reduce_fields(self, item: T) -> T:
         """The object without what nobody reads of raw fields and dicts.
 
-        Raw fields are copied: slices would keep the whole page in memory.
+        Raw fields are copied: slices would keep the whole page in memory. Objects share equal copies, such as the
+        capacity of nodes of one type.
         """
         for path, name, read_keys in self._fields:
             part: Any = item
@@ -319,10 +321,19 @@ class ObjectDecoder(Generic[T]):
             if part is None or (value := getattr(part, name)) is None:
                 continue
             if read_keys is None:
-                msgspec.structs.force_setattr(part, name, value.copy())
+                msgspec.structs.force_setattr(part, name, _copy(bytes(value)))
             else:
                 _drop_unread_entries(part, name, value, read_keys)
         return item
+
+
+def _copy(content: bytes) -> msgspec.Raw:
+    return _shared_copy(content) if len(content) <= _MOST_SHARED_BYTES else msgspec.Raw(content)
+
+
+_shared_copy: Final = lru_cache(maxsize=256)(msgspec.Raw)
+_MOST_SHARED_BYTES: Final = 512
+"""Longer ones, such as specs of policies, are rarely equal, and the cache would keep those of deleted objects."""
 
 
 class _ReducedField(NamedTuple):

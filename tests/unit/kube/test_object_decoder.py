@@ -309,3 +309,21 @@ async def test_one_namespace() -> None:
         api, ReflectorTarget(PODS, NODE, "web"), MetricsRegistry(), lambda _: None
     )
     assert list(store.snapshot()) == [("web", "p")]
+
+
+class RawSpec(msgspec.Struct, frozen=True):
+    spec: msgspec.Raw = msgspec.Raw(b"null")
+
+
+@pytest.mark.parametrize(("length", "is_shared"), [(10, True), (1000, False)])
+def test_objects_share_equal_short_raw_fields(
+    metrics_registry: MetricsRegistry, *, length: int, is_shared: bool
+) -> None:
+    decoder = ObjectDecoder("Thing", struct_type_merge.merge("Thing", RawSpec), metrics_registry)
+    for name, size in (("a", "x"), ("b", "x"), ("c", "y")):
+        decoder.add(raw(name, size * length))
+    decoder.finish()
+    first, second, third = (item.spec for item in decoder.store.values())
+    assert (first is second) == is_shared
+    assert msgspec.json.decode(second) == {"size": "x" * length}
+    assert msgspec.json.decode(third) == {"size": "y" * length}
