@@ -91,7 +91,8 @@ def _kubeconfig_paths(kubeconfig: str, environ: Mapping[str, str]) -> list[Path]
 
 
 def _require_file(path: str, field: str) -> Path:
-    full = Path(path).expanduser()
+    # unlike Path.expanduser, this leaves ~ for a user without an entry in /etc/passwd, as containers may have
+    full = Path(os.path.expanduser(path))  # noqa: PTH111
     if full.is_file():
         return full
     actual = f"{full} is a folder" if full.is_dir() else f"there is no file {full}"

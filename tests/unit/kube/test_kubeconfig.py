@@ -113,6 +113,17 @@ def test_a_file_that_is_not_there_is_named_with_the_remedy(tmp_path: Path) -> No
         load_context(tmp_path)
 
 
+@pytest.mark.parametrize(("option", "named"), [("", "~/.kube/config"), ("~no-such-user/config",) * 2])
+def test_home_of_an_unknown_user_is_reported(
+    option: str, named: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As on OpenShift, which runs containers as users without an entry in /etc/passwd."""
+    monkeypatch.delenv("HOME", raising=False)
+    monkeypatch.setattr(os, "getuid", lambda: 1000650000)
+    with pytest.raises(BadSettings, match=f"there is no file {named}; expected a kubeconfig file"):
+        kubeconfig.load_context(option, "", {})
+
+
 def test_without_any_hint_the_home_folder_is_looked_in(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
