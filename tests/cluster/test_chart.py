@@ -445,6 +445,17 @@ def test_pods_are_admitted_where_only_restricted_ones_are(helm: Helm, sandbox: S
         )
 
 
+def test_openshift_may_choose_the_user_of_pods(helm: Helm) -> None:
+    """OpenShift refuses users and groups outside of the ranges of the namespace."""
+    chosen = {"runAsUser", "runAsGroup", "fsGroup"}
+    arguments: list[str | Path] = ["--values", ALL, "--set", "cpu.enabled=false"]
+    for more, expected in ([], chosen), (["--api-versions=security.openshift.io/v1"], set[str]()):
+        manifests = helm.rendered("nodewise", *arguments, *more)
+        pods = [_pod(manifest) for manifest in manifests if manifest["kind"] in WORKLOADS]
+        assert pods
+        assert all(chosen & set(pod["securityContext"]) == expected for pod in pods)
+
+
 @pytest.mark.parametrize(
     ("values", "actions", "resource"),
     [

@@ -1,11 +1,14 @@
 """Every shipped pod has the strictest security settings. Each exception is listed here with its reason."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 import pytest
 import yaml
+from click.testing import CliRunner
 
+from nodewise.cli.configure import command as configure
 from nodewise_cpu.cluster import api_server, node_setup_objects
 from nodewise_cpu.cluster.node_setup_objects import SetupOptions
 from tests import docs_page_code_blocks
@@ -135,6 +138,55 @@ def test_a_container_may_do_no_more_than_its_exceptions_say(shipped_container: S
     assert openings(shipped_container) == set(
         EXCEPTIONS.get((shipped_container.owner, shipped_container.container["name"]), {})
     )
+
+
+def _uncovered_priority_classes(objects: Iterable[Mapping[str, Any]]) -> list[tuple[str, str]]:
+    """The namespaces and classes of pods that GKE refuses: of a class system-* without a quota that names the class."""
+    needed: set[tuple[str, str]] = set()
+    covered: set[tuple[str, str]] = set()
+    for made in objects:
+        namespace = made["metadata"].get("namespace", "")
+        if made["kind"] == "ResourceQuota":
+            for scope in made["spec"]["scopeSelector"]["matchExpressions"]:
+                covered.update((namespace, name) for name in scope["values"])
+        for shipped_container in containers("", made):
+            name = shipped_container.pod.get("priorityClassName", "")
+            if name.startswith("system-") and namespace != "kube-system":
+                needed.add((namespace, name))
+    return sorted(needed - covered)
+
+
+@pytest.mark.parametrize(
+    "file",
+    [file for file in sorted(DEPLOY.rglob("*.yaml")) if "chart" not in file.parts],
+    ids=lambda file: str(file.relative_to(DEPLOY)),
+)
+def test_namespace_admits_pods_of_critical_priority_on_gke(file: Path) -> None:
+    objects = filter(None, yaml.load_all(file.read_text(), yaml.CSafeLoader))
+    assert not _uncovered_priority_classes(made for made in objects if "metadata" in made)
+
+
+def test_namespace_of_second_scheduler_admits_its_pods_on_gke() -> None:
+    printed = (
+        CliRunner()
+        .invoke(
+            configure, ["--mode", "second-scheduler", "--kubernetes-version", "1.35"], catch_exceptions=False
+        )
+        .stdout
+    )
+    objects = list(filter(None, yaml.safe_load_all(printed)))
+    assert not _uncovered_priority_classes(objects)
+    without_quota = [made for made in objects if made["kind"] != "ResourceQuota"]
+    assert _uncovered_priority_classes(without_quota) == [("nodewise", "system-cluster-critical")]
+
+
+@pytest.mark.parametrize("file", ["annotator.yaml", "certs.yaml", "controller.yaml", "doctor.yaml"])
+def test_openshift_may_choose_the_user_of_pods(file: str) -> None:
+    """OpenShift refuses a user outside of the range of the namespace. The image has a user that is not root."""
+    objects = list(yaml.load_all((DEPLOY / file).read_text(), yaml.CSafeLoader))
+    pods = [container.pod for made in objects for container in containers(file, made)]
+    assert pods
+    assert not [pod for pod in pods if {"runAsUser", "fsGroup"} & set(pod["securityContext"])]
 
 
 def test_no_exception_is_left_over() -> None:

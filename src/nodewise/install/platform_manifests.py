@@ -89,6 +89,7 @@ def build_second_scheduler_objects(options: SecondSchedulerOptions) -> list[dict
     return [
         {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": options.namespace}},
         header("v1", "ServiceAccount"),
+        {**header("v1", "ResourceQuota"), "spec": {"scopeSelector": {"matchExpressions": [_PRIORITY_SCOPE]}}},
         binding("ClusterRole", "system:kube-scheduler", "scheduling"),
         binding("ClusterRole", "system:volume-scheduler", "volumes"),
         binding("Role", "extension-apiserver-authentication-reader", "authentication", "kube-system"),
@@ -103,6 +104,9 @@ def build_second_scheduler_objects(options: SecondSchedulerOptions) -> list[dict
 
 _EXTENDER_LABELS: Final = {"app.kubernetes.io/name": "nodewise", "app.kubernetes.io/component": "extender"}
 """The labels by which commands find the replicas, as in the chart (`nodewise.kube.replicas`)."""
+_PRIORITY_CLASS: Final = "system-cluster-critical"
+_PRIORITY_SCOPE: Final = {"scopeName": "PriorityClass", "operator": "In", "values": [_PRIORITY_CLASS]}
+"""GKE admits pods of this class only in namespaces with a quota for it. Without `hard`, the quota limits nothing."""
 _RESTRICTED: Final = {
     "allowPrivilegeEscalation": False,
     "readOnlyRootFilesystem": True,
@@ -143,7 +147,7 @@ def _second_scheduler_deployment(options: SecondSchedulerOptions) -> dict[str, A
     pod = {
         "serviceAccountName": options.name,
         "enableServiceLinks": False,  # a Service named nodewise would set variables that look like our settings
-        "priorityClassName": "system-cluster-critical",
+        "priorityClassName": _PRIORITY_CLASS,
         "securityContext": {
             "runAsNonRoot": True,
             "runAsUser": _NOBODY_UID,

@@ -123,11 +123,14 @@ wait for an extender that no longer exists. The ConfigMap in the cluster has the
 {{ include "nodewise.yaml" (merge (deepCopy .Values.annotator.settings) (deepCopy .Values.settings)) }}
 {{- end }}
 
+{{/* OpenShift assigns the user and the groups from a range of the namespace, and refuses others. */}}
 {{- define "nodewise.podSecurity" -}}
 runAsNonRoot: true
+{{- if not (.Capabilities.APIVersions.Has "security.openshift.io/v1") }}
 runAsUser: 65534
 runAsGroup: 65534
 fsGroup: 65534
+{{- end }}
 seccompProfile: {type: RuntimeDefault}
 {{- end }}
 
