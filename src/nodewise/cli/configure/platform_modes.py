@@ -185,7 +185,8 @@ def _print_or_write_files(options: ConfigureOptions, texts: Mapping[str, str]) -
 _UNTESTED: Final = "After the distribution's documentation; not run by us. "
 _INSTRUCTIONS: Final = {
     "kubeadm": "Put scheduler-config.yaml, certs/ (ca.crt, client.crt, client.key) and patches/ into {0.folder} of "
-    "each host of the control plane; then kubeadm init --config, or kubeadm upgrade apply --patches.",
+    "each host of the control plane; then kubeadm init --config, or kubeadm upgrade apply --patches. On further hosts, "
+    "kubeadm join and kubeadm upgrade node need --patches too, or kube-scheduler cannot resolve the Service there.",
     "kind": "Put certs/ (ca.crt, client.crt, client.key) beside these files, and there: kind create cluster "
     "--config kind.yaml",
     "capi": _UNTESTED + "Merge one of the two, by the version that your management cluster serves, into the "
