@@ -48,6 +48,16 @@ def admission_binding(**spec: Any) -> Any:
     return {"metadata": {"name": "b"}, "spec": {"policyName": "p", "validationActions": ["Deny"], **spec}}
 
 
+def test_reason_for_missing_pods_is_that_of_the_api_server() -> None:
+    """A Deployment without pods reports why they are refused, such as by Pod Security or a quota."""
+    message = 'pods "nodewise-5" is forbidden: violates PodSecurity "restricted:latest"'
+    metadata = {"name": "nodewise", "namespace": "nodewise"}
+    for status, problems in (("True", (message,)), ("False", ())):
+        condition = {"type": "ReplicaFailure", "status": status, "message": message}
+        deployment = {"metadata": metadata, "spec": {"replicas": 2}, "status": {"conditions": [condition]}}
+        assert objects.parse("Deployment", deployment).problems == problems
+
+
 @pytest.mark.parametrize(
     ("policy", "binding", "is_enforced"),
     [

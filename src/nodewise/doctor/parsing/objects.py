@@ -154,7 +154,7 @@ def parse(kind: str, value: Any) -> Workload:
         node=get_text(spec, "nodeName"),
         replicas=replicas,
         ready=ready,
-        problems=tuple(_container_problems(value)) if kind == "Pod" else (),
+        problems=tuple(_container_problems(value) if kind == "Pod" else _creation_problems(value)),
     )
 
 
@@ -195,6 +195,13 @@ def _container_problems(pod: Any) -> Iterator[str]:
                 yield short(f"{get_text(status, 'name')}: {reason}" + (f": {message}" if message else ""))
     if message := unscheduled_message(pod):
         yield short(message)
+
+
+def _creation_problems(workload: Any) -> Iterator[str]:
+    """Why the API server creates no pods of a Deployment: by Pod Security, a quota, or an admission webhook."""
+    condition = get_condition(workload, "ReplicaFailure")
+    if get_text(condition, "status") == "True":
+        yield short(get_text(condition, "message"))
 
 
 def _parse_volume_sources(volume: Any) -> list[VolumeMount]:
