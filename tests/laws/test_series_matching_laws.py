@@ -47,6 +47,25 @@ def match(series: list[SeriesValue], aggregate: str = "") -> node_matching.NodeV
 aggregations = st.sampled_from(("", *AGGREGATIONS))
 
 
+@pytest.mark.parametrize(
+    ("instance", "node"),
+    [
+        ("a:metrics", "a"),
+        ("a:cadvisor/metrics", "a"),
+        ("a:9100", "a"),
+        ("a:/export", None),
+        ("a:metrics:b", None),
+        ("metrics", None),
+    ],
+)
+def test_port_of_scraped_target_may_have_a_name(instance: str, node: str | None) -> None:
+    """As in Google Cloud Managed Service for Prometheus. In other labels, such a text is no node: `host:volume`."""
+    labels = SeriesLabels(("device", "instance"), frozenset(), frozenset())
+    item = SeriesValue({"instance": instance, "device": "b:volume"}, "1", None)
+    grouped = cooperative_scheduling.run_without_pauses(node_matching.group_by_node([item], labels, FLEET))
+    assert list(grouped.by_node) == ([node] if node else [])
+
+
 @given(st.lists(series, max_size=8), aggregations, st.randoms())
 def test_the_order_of_series_means_nothing(
     series_list: list[SeriesValue], aggregate: str, random: object
