@@ -21,7 +21,7 @@ from nodewise.cli.parameter_types import FilePath
 from nodewise.cli.setting_declarations import CommandOptions
 from nodewise.cli.terminal_output import DONE, NO
 from nodewise.kube import object_files
-from nodewise.kube.object_files import ObjectLineFinder
+from nodewise.kube.object_files import SUFFIXES, ObjectLineFinder
 from nodewise.metrics.prometheus.options import PrometheusOptions
 from nodewise.policies.placement_policy import PolicyKey
 from nodewise.policies.policy_objects import RESOURCES, PolicyObject
@@ -124,6 +124,7 @@ def lint(command_line: CommandLine) -> None:
     stdin = sys.stdin.buffer.read() if "-" in own.paths else b""
     sources = ObjectLineFinder(stdin)
     policies, objects = _read_policies(own, stdin)
+    _report_unread_subfolders(own.paths)
     facts = _prometheus_facts([entry for _, entry in policies], prometheus)
     checked = [_lint_policy(key, entry, sources, facts, objects) for key, entry in policies]
     if own.output == "json":
@@ -180,6 +181,19 @@ def _may_contain_policy(file: Path) -> bool:
         return re.search(pattern.encode(), file.read_bytes()) is not None
     except OSError:
         return True
+
+
+def _report_unread_subfolders(paths: Iterable[str]) -> None:
+    """Name a subfolder with policies of each folder that is read: the files in subfolders are not."""
+    for path in paths:
+        for folder, subfolders, names in os.walk(path):
+            subfolders[:] = sorted(name for name in subfolders if not name.startswith("."))
+            files = (Path(folder, name) for name in names if Path(name).suffix in SUFFIXES)
+            if folder != path and any(map(_may_contain_policy, files)):
+                terminal_output.print_message(
+                    f"Note: {path}: policies in subfolders are not read, such as those in {folder}"
+                )
+                break
 
 
 def _prometheus_facts(
@@ -295,6 +309,7 @@ def convert(ctx: click.Context, paths: Sequence[str], when_missing: Literal["pas
     policies = objects.of(resource, PolicyObject)
     if not policies:
         raise BadInput("policy convert", [Problem(" ".join(paths), "no TASPolicy", "at least one TASPolicy")])
+    _report_unread_subfolders(paths)
     sources = ObjectLineFinder(stdin)
     documents: list[str] = []
     all_converted = True

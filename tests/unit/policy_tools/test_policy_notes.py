@@ -201,6 +201,25 @@ def test_lint_refuses_a_misspelt_kind_beside_other_policies(tmp_path: Path) -> N
     assert 'did you mean "PlacementPolicy"?' in message
 
 
+@pytest.mark.parametrize("name", ["lint", "convert"])
+def test_folder_with_policies_in_subfolders_is_named(tmp_path: Path, name: str) -> None:
+    policy = {"apiVersion": "telemetry.intel.com/v1alpha1", "kind": "TASPolicy", "metadata": {"name": "a"}}
+    rule = {"metricname": "temp", "operator": "GreaterThan", "target": 1}
+    text = json.dumps(policy | {"spec": {"strategies": {"dontschedule": {"rules": [rule]}}}})
+    for folder in (tmp_path, tmp_path / "base/team-a", tmp_path / ".git"):
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / "policy.yaml").write_text(text)
+    (tmp_path / "tests").mkdir()
+    (tmp_path / "tests/suite.yaml").write_text("policy_files: [../policy.yaml]\n")
+    result = CliRunner().invoke(command, ["policy", name, str(tmp_path)])
+    assert result.exit_code == 0
+    subfolder = tmp_path / "base/team-a"
+    assert result.stderr == (
+        f"nodewise: Note: {tmp_path}: policies in subfolders are not read, such as those in {subfolder}\n"
+    )
+    assert CliRunner().invoke(command, ["policy", name, str(subfolder)]).stderr == ""
+
+
 def test_lint_ignores_other_files_if_a_flag_says_so(tmp_path: Path) -> None:
     files = {
         "template.yaml": "{{ if .x }}\nmetadata: {annotations: {nodewise.io/woken: x}}\n",
