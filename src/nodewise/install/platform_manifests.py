@@ -148,6 +148,7 @@ def _second_scheduler_deployment(options: SecondSchedulerOptions) -> dict[str, A
         "serviceAccountName": options.name,
         "enableServiceLinks": False,  # a Service named nodewise would set variables that look like our settings
         "priorityClassName": _PRIORITY_CLASS,
+        "nodeSelector": {"kubernetes.io/os": "linux"},
         "securityContext": {
             "runAsNonRoot": True,
             "runAsUser": _NOBODY_UID,
