@@ -40,6 +40,17 @@ class Authorization(NamedTuple):
     """The response of routes for pinned clients only; None for a pinned client."""
 
 
+def unmapped_address(address: str) -> str:
+    """An IPv4 address without the prefix that it has on a socket for both families."""
+    return address.removeprefix("::ffff:") if "." in address else address
+
+
+def format_socket_address(socket_address: tuple[str, int] | tuple[str, int, int, int]) -> str:
+    """`10.0.0.7:4711` or `[fd00::7]:4711`."""
+    address = unmapped_address(socket_address[0])
+    return f"[{address}]:{socket_address[1]}" if ":" in address else f"{address}:{socket_address[1]}"
+
+
 class Phase(enum.Enum):
     """What happens next on a connection. HEADER, BODY and IDLE have deadlines."""
 
@@ -297,7 +308,7 @@ class HttpConnection(asyncio.Protocol):
         self.transport = transport
         self._connections.open.add(self)
         if peer := transport.get_extra_info("peername"):
-            self.peer = f"{peer[0]}:{peer[1]}"
+            self.peer = format_socket_address(peer)
         local = transport.get_extra_info("sockname")
         if len(self._connections.open) > self._options.max_connections:
             # the listener refuses at this number; several handshakes may end at once
@@ -315,7 +326,7 @@ class HttpConnection(asyncio.Protocol):
                 self._phase = Phase.IDLE
         self._client = RemotePeer(
             self.peer,
-            str(local[0]).removeprefix("::ffff:") if local else "",
+            unmapped_address(local[0]) if local else "",
             authorization.refusal,
             authorization.pinned_only_refusal,
         )

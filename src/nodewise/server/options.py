@@ -28,8 +28,8 @@ class ServeOptions(msgspec.Struct, frozen=True, kw_only=True):
     """Port, TLS and limits of requests."""
 
     address: Annotated[str, Option(metavar="ADDRESS")] = ""
-    """Address or host name to listen on. Empty, the default: every IPv4 address (0.0.0.0) with TLS, loopback
-    (127.0.0.1) without. `::` listens on every address of both families."""
+    """Address or host name to listen on. Empty, the default: every address with TLS, loopback (127.0.0.1) without.
+    0.0.0.0 and `::` are every address of IPv4 and IPv6, as in programs of Kubernetes."""
 
     port: int = 9001
     """TCP port; 0 picks a free one. 9001 is what Telemetry Aware Scheduling's deployments name."""
@@ -119,7 +119,8 @@ class AdminOptions(msgspec.Struct, frozen=True, kw_only=True):
     """Port for health, readiness and metrics, plain HTTP."""
 
     health_address: Annotated[str, Option(metavar="ADDRESS")] = "127.0.0.1"
-    """Address to listen on. Probes of a kubelet need the pod's address or 0.0.0.0."""
+    """Address to listen on. Probes of a kubelet need the pod's address, or 0.0.0.0 for every address of IPv4 and
+    IPv6."""
 
     health_port: int = 9002
     """TCP port; 0 picks a free one and logs it."""

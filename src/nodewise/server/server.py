@@ -23,12 +23,15 @@ from nodewise.observe.metrics_registry import MetricsRegistry
 from nodewise.server import connection_close_reasons, server_tls_context
 from nodewise.server.application import Application, Request, Response, Route
 from nodewise.server.connection_close_reasons import CloseReasons
-from nodewise.server.http_connection import HttpConnection, OpenConnections
+from nodewise.server.http_connection import HttpConnection, OpenConnections, format_socket_address
 from nodewise.server.options import AdminOptions, ServeOptions, is_loopback
 
 if TYPE_CHECKING:
     from nodewise.server.server_certificates import ServerCertificates
 
+UNSPECIFIED: Final = frozenset({"0.0.0.0", "::"})  # noqa: S104
+"""Both are every address of both families, as in programs of Kubernetes: a pod may have no IPv4 address."""
+_EVERY_ADDRESS: Final = "::"
 _LAST_PORT: Final = 65535
 _BACKLOG: Final = 1024
 _AT_ONCE: Final = 64  # connections accepted in one step of the event loop
@@ -50,13 +53,22 @@ async def bind_socket(options: ServeOptions) -> socket.socket:
     loop = asyncio.get_running_loop()
     try:
         addresses = await loop.getaddrinfo(
-            options.host, options.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+            _EVERY_ADDRESS if options.host in UNSPECIFIED else options.host,
+            options.port,
+            type=socket.SOCK_STREAM,
+            flags=socket.AI_PASSIVE,
         )
     except OSError as error:
         problem = Problem("address", f"{options.host}: {error}", "an address of this machine")
         raise BadSettings("the port cannot be opened", [problem]) from error
     family, kind, protocol, _, address = addresses[0]
-    listening = socket.socket(family, kind, protocol)
+    try:
+        listening = socket.socket(family, kind, protocol)
+    except OSError as error:
+        if options.host not in UNSPECIFIED or error.errno != errno.EAFNOSUPPORT:
+            raise BadSettings("the port cannot be opened", [_socket_bind_problem(options, error)]) from error
+        listening = socket.socket(socket.AF_INET, kind)  # the kernel has no IPv6
+        family, address = socket.AF_INET, ("0.0.0.0", options.port)  # noqa: S104
     try:
         listening.setblocking(False)
         listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -133,7 +145,7 @@ class Listener:
                 if error.errno in _OUT_OF_RESOURCES:
                     self._pause_accepting(error)
                 return  # no more connections, or the client has left
-            peer = f"{address[0]}:{address[1]}"
+            peer = format_socket_address(address)
             if self._established() >= self._options.max_connections:
                 accepted.close()
                 self._close_reasons.record("too_many", peer)
@@ -269,7 +281,7 @@ class HttpServer:
     @property
     def url(self) -> str:
         """Scheme, address and port, as a client on this machine can use them."""
-        host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(self._options.host, self._options.host)  # noqa: S104
+        host = "127.0.0.1" if self._options.host in UNSPECIFIED else self._options.host
         scheme = "http" if self._options.unsafe else "https"
         return f"{scheme}://{f'[{host}]' if ':' in host else host}:{self.port}"
 

@@ -6,7 +6,7 @@ import ssl
 import pytest
 from structlog.testing import capture_logs
 
-from nodewise.server import server_tls_context
+from nodewise.server import http_connection, server_tls_context
 from nodewise.server.options import ServeOptions
 from tests.unit.server import virtual_time_loop
 from tests.unit.server.raw_http_client import (
@@ -116,11 +116,43 @@ class Exhausted:
 
 
 @pytest.mark.skipif(not socket.has_ipv6, reason="no IPv6 on this machine")
-async def test_both_families_on_the_address_of_all():
+@pytest.mark.parametrize("address", ["0.0.0.0", "::"])
+async def test_both_families_on_the_address_of_all(address):
+    """A pod of an IPv6 cluster has no IPv4 address, at which a kubelet could probe it."""
+    options = ServeOptions(unsafe=True, address=address, unsafe_address=address, port=0)
+    async with run_server(options) as server:
+        assert server.url == f"http://127.0.0.1:{server.port}"
+        for host in ("127.0.0.1", "::1"):
+            reader, writer = await asyncio.open_connection(host, server.port)
+            writer.write(encode_request("/echo"))
+            assert (await reader.readline()).startswith(b"HTTP/1.1 200")
+            writer.close()
+
+
+async def test_address_of_all_on_a_machine_without_ipv6(monkeypatch):
+    class OnlyIPv4(socket.socket):
+        def __init__(self, family: int = socket.AF_INET, *arguments: int, **more: int) -> None:
+            if family == socket.AF_INET6:
+                raise OSError(errno.EAFNOSUPPORT, "Address family not supported by protocol")
+            super().__init__(family, *arguments, **more)
+
+    monkeypatch.setattr(socket, "socket", OnlyIPv4)
     options = ServeOptions(unsafe=True, address="::", unsafe_address="::", port=0)
-    async with run_server(options) as server, open_client(server) as by_v4:
-        assert server.url == f"http://[::1]:{server.port}"
-        assert (await by_v4.ask("/echo")).status == 200
+    async with run_server(options) as server, open_client(server) as client:
+        assert (await client.ask("/echo")).status == 200
+
+
+@pytest.mark.parametrize(
+    ("socket_address", "text"),
+    [
+        (("10.0.0.7", 4711), "10.0.0.7:4711"),
+        (("::ffff:10.0.0.7", 4711, 0, 0), "10.0.0.7:4711"),
+        (("fd00::7", 4711, 0, 0), "[fd00::7]:4711"),
+        (("::ffff:1", 4711, 0, 0), "[::ffff:1]:4711"),
+    ],
+)
+def test_address_of_a_client_in_messages(socket_address, text):
+    assert http_connection.format_socket_address(socket_address) == text
 
 
 def client_hello(*protocols: str, version: ssl.TLSVersion = ssl.TLSVersion.TLSv1_3) -> bytes:
