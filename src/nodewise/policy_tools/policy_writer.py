@@ -6,6 +6,8 @@ import textwrap
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple
 
+import yaml
+
 from nodewise.base import clock, quantity
 from nodewise.base.errors import visible
 from nodewise.kube.object_files import DEFAULT_NAMESPACE
@@ -21,64 +23,35 @@ _NOT_STRINGS: Final = frozenset({"y", "yes", "n", "no", "true", "false", "on", "
 _WIDTH: Final = 100  # of the text of a comment
 
 
+class _Dumper(yaml.SafeDumper):
+    """Writes a text of several lines as a block, and another one in quotes unless `scalar` writes none."""
+
+    def ignore_aliases(self, data: Any) -> bool:  # noqa: ARG002 - PyYAML's own
+        return True
+
+    def represent_text(self, text: str) -> yaml.Node:
+        style = "|" if "\n" in text else None if _is_plain(text) else '"'
+        return self.represent_scalar("tag:yaml.org,2002:str", text, style)
+
+
+_Dumper.add_representer(str, _Dumper.represent_text)
+
+
 def format_policy(document: Mapping[str, Any], comments: Sequence[str] = ()) -> str:
     """One YAML document, with its comments at the top and without `---`."""
-    written = (
-        line
-        for comment in comments
-        for line in textwrap.wrap(visible(comment), _WIDTH, break_on_hyphens=False)
-    )
-    return "\n".join([*(f"# {line}" for line in written), *_lines(document)]) + "\n"
+    text = yaml.dump(document, Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=math.inf)
+    return "".join(f"{line}\n" for line in _comment_lines(comments)) + text
 
 
-def _lines(value: Mapping[str, Any] | Sequence[Any]) -> Iterator[str]:
-    """The lines of an object or a list. A list is not indented further than its key, as kubectl prints it."""
-    if isinstance(value, Mapping):
-        for key, field in value.items():
-            if _is_nested(field):
-                yield f"{scalar(key)}:"
-                indent = "" if isinstance(field, list) else "  "
-                yield from (f"{indent}{line}" for line in _lines(field))
-            elif isinstance(field, str) and _is_block(field):
-                yield f"{scalar(key)}: |-"
-                yield from (f"  {line}" for line in field.split("\n"))
-            else:
-                yield f"{scalar(key)}: {scalar(field)}"
-    else:
-        for entry in value:
-            first, *rest = _lines(entry) if _is_nested(entry) else [scalar(entry)]
-            yield f"- {first}"
-            yield from (f"  {line}" for line in rest)
+def scalar(text: str) -> str:
+    """A text in one line, in quotes unless every parser reads it as a string."""
+    if _is_plain(text):
+        return text
+    return yaml.safe_dump(text, default_style='"', allow_unicode=True, width=math.inf).rstrip("\n")
 
 
-def _is_nested(value: Any) -> bool:
-    return isinstance(value, dict | list) and bool(value)
-
-
-def _is_block(text: str) -> bool:
-    """Whether a text of several lines is unchanged as a literal block without escapes."""
-    lines = text.split("\n")
-    return len(lines) > 1 and all(map(str.isprintable, lines)) and not lines[0].startswith(" ") and all(lines)
-
-
-def scalar(value: Any) -> str:
-    """A number or an empty object as it is; a text in quotes unless every parser reads it as a string."""
-    if value is None or isinstance(value, bool):
-        return {None: "null", True: "true", False: "false"}[value]
-    if not isinstance(value, str):
-        return str(value)
-    if _PLAIN.fullmatch(value) and value.lower() not in _NOT_STRINGS:
-        return value
-    return f'"{"".join(map(_escape, value))}"'
-
-
-def _escape(character: str) -> str:
-    """A character in a double-quoted scalar (YAML 1.2.2, section 5.7)."""
-    if character in '"\\':
-        return f"\\{character}"
-    if character.isprintable():
-        return character
-    return f"\\u{ord(character):04x}" if ord(character) < 2**16 else f"\\U{ord(character):08x}"
+def _is_plain(text: str) -> bool:
+    return bool(_PLAIN.fullmatch(text)) and text.lower() not in _NOT_STRINGS
 
 
 POLICY_FILE: Final = "policy.yaml"
