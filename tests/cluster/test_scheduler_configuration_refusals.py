@@ -6,8 +6,7 @@ from typing import Any, Final
 
 import pytest
 
-from nodewise.doctor.parsing.scheduler_configuration import parse
-from nodewise.doctor.parsing.scheduler_configuration_fields import list_refusals
+from nodewise.doctor.parsing.scheduler_configuration import list_refusals, parse
 from nodewise.install.scheduler_versions import SchedulerVersion
 from tests.cluster import program_cache
 

@@ -2,56 +2,23 @@
 
 import copy
 import json
-import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Final, NamedTuple
 from urllib.parse import urlsplit
 
-from nodewise.base.errors import BadInput, Problem, did_you_mean, shown
-from nodewise.install import scheduler_versions, yaml_editor
+from nodewise.base.errors import BadInput, Problem, shown
+from nodewise.install import scheduler_configuration_fields, scheduler_versions, yaml_editor
+from nodewise.install.scheduler_configuration_fields import KIND
 from nodewise.install.scheduler_versions import IgnoredFlag, SchedulerVersion
 from nodewise.install.yaml_editor import Document
 
 BUILTIN_NAME: Final = "the built-in template"
-_GROUP: Final = "kubescheduler.config.k8s.io/"
-_CONFIGURATION_KIND: Final = "KubeSchedulerConfiguration"
 _VERSION_PLACEHOLDER: Final = "XVERSIONX"
 """In place of the version in templates of the older configurator; never part of a message."""
 _WRAPPERS: Final = {"ConfigMap": "data", "Secret": "data"}
 """Kinds of objects that contain configurations, with the field that contains them."""
 _HTTP_TIMEOUT: Final = "5s"
 """The default of kube-scheduler, written explicitly: an extender that hangs delays every pod by this time."""
-_CONFIGURATION_FIELDS: Final = frozenset(
-    [
-        "apiVersion",
-        "kind",
-        "clientConnection",
-        "leaderElection",
-        "profiles",
-        "extenders",
-        "parallelism",
-        "percentageOfNodesToScore",
-        "podInitialBackoffSeconds",
-        "podMaxBackoffSeconds",
-        "enableProfiling",
-        "enableContentionProfiling",
-        "delayCacheUntilActive",
-        "healthzBindAddress",
-        "metricsBindAddress",
-    ]
-)
-_BOOLEAN_FIELDS: Final = frozenset({"enableHTTPS", "nodeCacheCapable", "ignorable"})
-_VERB_FIELDS: Final = frozenset({"filterVerb", "prioritizeVerb", "preemptVerb", "bindVerb"})
-_ENTRY_FIELDS: Final = (
-    frozenset(["urlPrefix", "weight", "httpTimeout", "managedResources", "tlsConfig"])
-    | _BOOLEAN_FIELDS
-    | _VERB_FIELDS
-)
-_TLS_FIELDS: Final = frozenset(
-    ["insecure", "serverName", "certFile", "keyFile", "caFile", "certData", "keyData", "caData"]
-)
-_RESOURCE_FIELDS: Final = frozenset({"name", "ignoredByScheduler"})
-_DURATION: Final = re.compile(r"(\d+(\.\d+)?(ns|us|µs|ms|s|m|h))+")
 
 
 class RenderContext(NamedTuple):
@@ -187,7 +154,7 @@ def _set_entry_defaults(entry: dict[str, Any], context: RenderContext) -> None:
     entry.setdefault("httpTimeout", _HTTP_TIMEOUT)
     if not entry.get("enableHTTPS"):
         return
-    tls = entry.setdefault("tlsConfig", {})
+    tls = entry["tlsConfig"] = entry.get("tlsConfig") or {}
     if context.insecure:
         if not (tls.get("caFile") or tls.get("caData")):
             tls["insecure"] = True
@@ -231,10 +198,12 @@ def _parse_configuration(
 def _check_configuration(
     value: Mapping[str, Any], name: str, context: RenderContext, *, extenders_needed: bool
 ) -> None:
-    problems = [*_wrapper_problems(value, context.version)] or [
-        *_header_problems(value, context.version),
-        *_extenders_problems(value.get("extenders"), needed=extenders_needed),
-    ]
+    problems = (
+        [*_wrapper_problems(value, context.version)]
+        or [*_header_problems(value, context.version)]
+        or scheduler_configuration_fields.list_problems(value, context.version)
+        or [*_extenders_problems(value.get("extenders"), needed=extenders_needed)]
+    )
     if problems:
         raise BadInput(name, problems)
 
@@ -246,93 +215,37 @@ def _wrapper_problems(value: Mapping[str, Any], version: SchedulerVersion) -> It
         field = _WRAPPERS[kind]
         data = value.get(field)
         items = data.items() if isinstance(data, dict) else ()
-        keys = [str(key) for key, text in items if _CONFIGURATION_KIND in str(text)]
+        keys = [str(key) for key, text in items if KIND in str(text)]
         place = f"{field}[{shown(keys[0])}]" if len(keys) == 1 else f"its {field}"
-        header = f"kind {_CONFIGURATION_KIND}, apiVersion {version.api_version}"
+        header = f"kind {KIND}, apiVersion {version.api_version}"
         actual = f"{kind}; the configuration is in {place}"
         yield Problem("kind", actual, f"a file with that text alone: {header}")
 
 
-def _unknown_field_problems(
-    value: Mapping[str, Any], fields: frozenset[str], owner: str, prefix: str = ""
-) -> Iterable[Problem]:
-    for field in value:
-        if field not in fields:
-            hint = did_you_mean(str(field), sorted(fields))
-            yield Problem(f"{prefix}{field}", "unknown", f"a field of {owner}{hint}")
-
-
 def _header_problems(value: Mapping[str, Any], version: SchedulerVersion) -> Iterable[Problem]:
     kind, api_version = value.get("kind"), value.get("apiVersion")
-    if kind != _CONFIGURATION_KIND:
-        yield Problem("kind", repr(kind), _CONFIGURATION_KIND)
-    if not str(api_version).startswith(_GROUP):
+    if kind != KIND:
+        yield Problem("kind", repr(kind), KIND)
+    if not str(api_version).startswith(f"{scheduler_versions.GROUP}/"):
         yield Problem("apiVersion", repr(api_version), version.api_version)
-    if kind == _CONFIGURATION_KIND and version.loads(str(api_version)):
-        # fields of another version are no misspellings
-        yield from _unknown_field_problems(value, _CONFIGURATION_FIELDS, _CONFIGURATION_KIND)
-    if not isinstance(value.get("clientConnection"), dict | None):
-        yield Problem("clientConnection", "no map", "a map")
 
 
-def _extenders_problems(
-    entries: Any, *, needed: bool
-) -> Iterable[Problem]:  # complexity: one condition for each problem
-    if entries is None and not needed:
-        return
-    if not isinstance(entries, list) or (needed and not entries):
-        yield Problem("extenders", "no extender" if not entries else "no list", "at least one extender")
-        return
-    if not all(isinstance(entry, dict) for entry in entries):
-        yield Problem("extenders", "an entry that is no map", "maps")
-        return
-    for at, entry in enumerate(entries):
-        for problem in _entry_problems(entry):
+def _extenders_problems(entries: Any, *, needed: bool) -> Iterable[Problem]:
+    """Values of entries that kube-scheduler refuses later, or with which its calls fail."""
+    if needed and not entries:
+        yield Problem("extenders", "no extender", "at least one extender")
+    for at, entry in enumerate(entries or ()):
+        for problem in _entry_problems(entry or {}):
             yield problem._replace(field=f"extenders[{at}].{problem.field}")
-    if sum(bool(entry.get("bindVerb")) for entry in entries) > 1:
-        yield Problem("extenders", "several with bindVerb", "one that binds")
 
 
 def _entry_problems(entry: Mapping[str, Any]) -> Iterable[Problem]:
-    yield from _unknown_field_problems(entry, _ENTRY_FIELDS, "an extender")
-    for field, value in entry.items():
-        if field in _BOOLEAN_FIELDS and not isinstance(value, bool):
-            yield Problem(field, repr(value), "true or false")
-        elif field in _VERB_FIELDS and not isinstance(value, str):
-            yield Problem(field, repr(value), "a path")
     if not _is_url(entry.get("urlPrefix")):
         yield Problem("urlPrefix", repr(entry.get("urlPrefix")), "an address such as https://HOST:PORT/PATH")
     weight = entry.get("weight")
-    if entry.get("prioritizeVerb") and (type(weight) is not int or weight < 1):
+    if entry.get("prioritizeVerb") and (weight is None or weight < 1):
         yield Problem("weight", repr(weight), "a whole number from 1 on, beside prioritizeVerb")
-    timeout = entry.get("httpTimeout", _HTTP_TIMEOUT)
-    if not isinstance(timeout, str) or not _DURATION.fullmatch(timeout):
-        yield Problem("httpTimeout", repr(timeout), "a duration such as 5s")
-    yield from _resource_problems(entry.get("managedResources"))
-    yield from _tls_problems(entry.get("tlsConfig"))
-
-
-def _resource_problems(resources: Any) -> Iterable[Problem]:
-    expected = "name and ignoredByScheduler"
-    if resources is None:
-        return
-    if not isinstance(resources, list) or not all(isinstance(resource, dict) for resource in resources):
-        yield Problem("managedResources", "no list of maps", expected)
-        return
-    for resource in resources:
-        has_name = isinstance(resource.get("name"), str) and "/" in resource["name"]
-        is_flag = isinstance(resource.get("ignoredByScheduler", False), bool)
-        if not has_name or not is_flag or set(resource) - _RESOURCE_FIELDS:
-            yield Problem("managedResources", repr(resource), expected)
-
-
-def _tls_problems(tls: Any) -> Iterable[Problem]:
-    if tls is None:
-        return
-    if not isinstance(tls, dict):
-        yield Problem("tlsConfig", "no map", "a map")
-        return
-    yield from _unknown_field_problems(tls, _TLS_FIELDS, "tlsConfig", "tlsConfig.")
+    tls = entry.get("tlsConfig") or {}
     if tls.get("insecure") and (tls.get("caFile") or tls.get("caData")):
         expected = "one of them: kube-scheduler does not start so"
         yield Problem("tlsConfig.insecure", "true beside a CA", expected)

@@ -11,7 +11,7 @@ OLDEST: Final = 19
 OLDEST_TESTED: Final = 34
 NEWEST: Final = 37
 """The oldest and the newest minor version that the tests run on (tests/cluster/program_cache.py)."""
-_GROUP: Final = "kubescheduler.config.k8s.io"
+GROUP: Final = "kubescheduler.config.k8s.io"
 _VERSION: Final = re.compile(r"v?(\d{1,9})\.(\d{1,9})(?![0-9a-zA-Z])")
 _LOADABLE: Final = {
     "v1beta1": range(19, 23),
@@ -33,7 +33,7 @@ class SchedulerVersion(NamedTuple):
     def api_version(self) -> str:
         """The API version of the configuration to write."""
         first_minor = max(first for first in _WRITTEN if first <= self.minor)
-        return f"{_GROUP}/{_WRITTEN[first_minor]}"
+        return f"{GROUP}/{_WRITTEN[first_minor]}"
 
     def untested_warnings(self, program: str = "kube-scheduler") -> list[str]:
         """A warning that names the program if the tests do not run on this version; otherwise none."""
@@ -45,7 +45,7 @@ class SchedulerVersion(NamedTuple):
 
     def loads(self, api_version: str) -> bool:
         group, _, version = api_version.partition("/")
-        return group == _GROUP and self.minor in _LOADABLE.get(version, range(0))
+        return group == GROUP and self.minor in _LOADABLE.get(version, range(0))
 
     def __str__(self) -> str:
         return f"1.{self.minor}"

@@ -276,6 +276,14 @@ def test_a_placeholder_in_a_comment(host):
     assert host.configuration["apiVersion"] == "kubescheduler.config.k8s.io/v1"
 
 
+def test_template_with_an_empty_tls_configuration_gets_the_ca(host):
+    before, _, rest = TAS_TEMPLATE.partition("  tlsConfig:")
+    host.template.write_text(f"{before}  tlsConfig:\r\n")
+    assert rest
+    assert host.run("--ca", str(host.k / "pki" / "ca.crt")).code == 0
+    assert host.configuration["extenders"][0]["tlsConfig"] == {"caFile": "/host/certs/ca.crt"}
+
+
 @case(28, "refused")
 @pytest.mark.parametrize(
     ("text", "names"),

@@ -18,10 +18,10 @@ from nodewise.doctor.parsing.objects import Container, VolumeMount, Workload
 from nodewise.doctor.parsing.scheduler_configuration import (
     ExtenderEntry,
     SchedulerConfiguration,
+    list_refusals,
     parse,
     parse_configz,
 )
-from nodewise.doctor.parsing.scheduler_configuration_fields import list_refusals
 from nodewise.install.scheduler_versions import SchedulerVersion
 from tests.unit.doctor.facts_factory import CONFIGURATION, EXTENDER
 

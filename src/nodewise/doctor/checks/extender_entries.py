@@ -25,7 +25,7 @@ from nodewise.doctor.facts import (
     UnavailableFact,
 )
 from nodewise.doctor.findings import Finding, NotChecked, Result, check, finding, kubectl, list_first
-from nodewise.doctor.parsing import objects, scheduler_configuration_fields
+from nodewise.doctor.parsing import objects, scheduler_configuration
 from nodewise.doctor.parsing.scheduler_configuration import (
     ExtenderEntry,
     SchedulerConfiguration,
@@ -99,7 +99,7 @@ def check_configuration_is_accepted(
         if isinstance(configuration, SchedulerConfiguration) and configuration.document is not None:
             version = _image_version(scheduler) or cluster_version
             refusals += [f"{path}: duplicate key" for path in configuration.duplicate_keys]
-            refusals += scheduler_configuration_fields.list_refusals(configuration.document, version)
+            refusals += scheduler_configuration.list_refusals(configuration.document, version)
         if refusals:
             id_, expected = (
                 "scheduler-configuration-refused",

@@ -17,8 +17,10 @@ from nodewise.doctor.parsing.objects import (
     get_number,
     get_text,
 )
-from nodewise.doctor.parsing.scheduler_configuration_fields import KIND
+from nodewise.install import scheduler_configuration_fields
 from nodewise.install.scheduler_configuration import DEFAULT_SCHEDULER
+from nodewise.install.scheduler_configuration_fields import KIND, NEWEST_FIELD
+from nodewise.install.scheduler_versions import NEWEST, SchedulerVersion
 from nodewise.kube import object_files
 
 _NODEWISE_PATH: Final = re.compile(r"/(?:scheduler|agents/(?P<agent>[^/]+))/[^/]")
@@ -141,6 +143,24 @@ def read(
     return SchedulerConfiguration(
         listed or (Profile(DEFAULT_SCHEDULER),), percentage, entries, document=value if has_kind else None
     )
+
+
+def list_refusals(document: Any, version: SchedulerVersion | None) -> list[str]:
+    """Why kube-scheduler does not start with a document of the kind KubeSchedulerConfiguration; empty if it does.
+
+    Without a version, every field of the newest known version is accepted. A finding of its own reports a weight that
+    is missing beside prioritizeVerb.
+    """
+    known = version or SchedulerVersion(max(NEWEST, NEWEST_FIELD))
+    api_version = get_text(document, "apiVersion")
+    if not known.loads(api_version):
+        text = f"apiVersion: found {shown(document.get('apiVersion'))}"
+        return [f"{text}, which kube-scheduler {known} does not load; expected {known.api_version}"]
+    problems = scheduler_configuration_fields.list_problems(document, known)
+    return [
+        f"{field}: found {actual}, expected {expected}" if expected else f"{field}: {actual}"
+        for field, actual, expected in problems
+    ]
 
 
 def split_url(url: str) -> tuple[str, str, str, int]:

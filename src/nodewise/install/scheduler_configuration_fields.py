@@ -12,13 +12,12 @@ from collections import Counter
 from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
-from nodewise.base.errors import did_you_mean, shown
-from nodewise.doctor.parsing.objects import get, get_list, get_mapping, get_number, get_text
+from nodewise.base.errors import Problem, did_you_mean, shown
 from nodewise.install.scheduler_configuration import DEFAULT_SCHEDULER
-from nodewise.install.scheduler_versions import NEWEST, SchedulerVersion
+from nodewise.install.scheduler_versions import GROUP, SchedulerVersion
 
 KIND: Final = "KubeSchedulerConfiguration"
-_GROUP_VERSION: Final = "kubescheduler.config.k8s.io/v1"
+_GROUP_VERSION: Final = f"{GROUP}/v1"
 _ARGS: Final = "Args"
 _PLUGIN_SETS: Final = (
     "preEnqueue queueSort preFilter filter postFilter preScore score reserve permit preBind bind postBind multiPoint"
@@ -93,32 +92,24 @@ _RESOURCE_NAME: Final = re.compile(
     r"(?=.{1,253}/)[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*/"
     r"(?=.{1,63}\Z)[A-Za-z0-9]([-A-Za-z0-9_.]*[A-Za-z0-9])?"
 )
-_MAX_REFUSALS: Final = 20
+_MAX_PROBLEMS: Final = 20
+NEWEST_FIELD: Final = max(first for fields in _FIELDS.values() for first, _ in fields.values())
+"""The minor version with the newest field."""
 
 
-def list_refusals(document: Any, version: SchedulerVersion | None) -> list[str]:
-    """Why kube-scheduler does not start with a document of the kind KubeSchedulerConfiguration; empty if it does.
+def list_problems(document: Mapping[str, Any], version: SchedulerVersion) -> list[Problem]:
+    """Why kube-scheduler does not start with a document of the kind KubeSchedulerConfiguration; empty if it does. Of an
+    apiVersion other than v1, which has other fields, only the extenders are checked.
 
-    Without a version, every field of the newest known version is accepted. A weight that is missing beside
-    prioritizeVerb is left out: a finding of its own reports it.
+    A weight that is missing beside prioritizeVerb is left out.
     """
-    known = version or SchedulerVersion(max(NEWEST, _NEWEST_FIELD))
-    api_version = get(document, "apiVersion")
-    if not isinstance(api_version, str) or not known.loads(api_version):
-        text = f"apiVersion: found {shown(api_version)}"
-        return [f"{text}, which kube-scheduler {known} does not load; expected {known.api_version}"]
-    if (
-        api_version != _GROUP_VERSION
-    ):  # a version of kube-scheduler older than those whose fields are listed here
-        return []
-    refusals = [*_check_type(document, KIND, "", known)]
-    return (refusals or [*_check_values(document)])[:_MAX_REFUSALS]
+    if document.get("apiVersion") != _GROUP_VERSION:
+        document = {"extenders": document.get("extenders")}
+    problems = [*_check_type(document, KIND, "", version)]
+    return (problems or [*_check_values(document)])[:_MAX_PROBLEMS]
 
 
-_NEWEST_FIELD: Final = max(first for fields in _FIELDS.values() for first, _ in fields.values())
-
-
-def _check_type(value: Any, type_: str, path: str, version: SchedulerVersion) -> Iterator[str]:
+def _check_type(value: Any, type_: str, path: str, version: SchedulerVersion) -> Iterator[Problem]:
     """Unknown fields and values of another type. kube-scheduler takes null for a missing value, except of a duration
     that it does not store by a pointer.
     """
@@ -127,20 +118,22 @@ def _check_type(value: Any, type_: str, path: str, version: SchedulerVersion) ->
     type_ = type_.removesuffix("?")
     if type_.startswith("[]"):
         if not isinstance(value, list):
-            yield f"{path}: found {shown(value)}, expected a list"
+            yield Problem(path, shown(value), "a list")
             return
         for number, item in enumerate(value):
             yield from _check_type(item, type_[2:], f"{path}[{number}]", version)
     elif type_ not in _FIELDS:
         if not _has_type(value, type_):
-            yield f"{path}: found {shown(value)}, expected {_EXPECTED[type_]}"
+            yield Problem(path, shown(value), _EXPECTED[type_])
     elif not isinstance(value, dict):
-        yield f"{path}: found {shown(value)}, expected an object"
+        yield Problem(path, shown(value), "an object")
     else:
         yield from _check_fields(value, type_, path, version)
 
 
-def _check_fields(value: dict[str, Any], type_: str, path: str, version: SchedulerVersion) -> Iterator[str]:
+def _check_fields(
+    value: dict[str, Any], type_: str, path: str, version: SchedulerVersion
+) -> Iterator[Problem]:
     fields = _FIELDS[type_]
     for name, item in value.items():
         first_minor, field_type = fields.get(name, (0, ""))
@@ -149,22 +142,23 @@ def _check_fields(value: dict[str, Any], type_: str, path: str, version: Schedul
             missing = [
                 field for field, (first, _) in fields.items() if first <= version.minor and field not in value
             ]
-            yield f"{inner}: unknown field{did_you_mean(name, missing)}"
+            yield Problem(inner, f"unknown field{did_you_mean(str(name), missing)}", "")
         elif first_minor > version.minor:
-            yield f"{inner}: unknown field in kube-scheduler {version}; it exists since 1.{first_minor}"
+            unknown = f"unknown field in kube-scheduler {version}; it exists since 1.{first_minor}"
+            yield Problem(inner, unknown, "")
         else:
             yield from _check_type(item, field_type, inner, version)
-    args_type = f"{get_text(value, 'name')}{_ARGS}"
+    args_type = f"{value.get('name')}{_ARGS}"
     if type_ == "PluginConfig" and args_type in _FIELDS:
-        yield from _check_args(get(value, "args"), args_type, f"{path}.args", version)
+        yield from _check_args(value.get("args"), args_type, f"{path}.args", version)
 
 
-def _check_args(args: Any, type_: str, path: str, version: SchedulerVersion) -> Iterator[str]:
+def _check_args(args: Any, type_: str, path: str, version: SchedulerVersion) -> Iterator[Problem]:
     """The arguments of a plugin; those of plugins that kube-scheduler does not know are not decoded."""
     for name, expected in (("apiVersion", _GROUP_VERSION), ("kind", type_)):
-        actual = get(args, name)
+        actual = args.get(name) if isinstance(args, dict) else None
         if isinstance(actual, str) and actual not in ("", expected):
-            yield f"{path}.{name}: found {shown(actual)}, expected {expected}"
+            yield Problem(f"{path}.{name}", shown(actual), expected)
     yield from _check_type(args, type_, path, version)
 
 
@@ -188,52 +182,58 @@ def _has_type(value: Any, type_: str) -> bool:  # complexity: one branch for eac
     return type_ != "duration" or _DURATION.fullmatch(value) is not None
 
 
-def _check_values(document: Any) -> Iterator[str]:
+def _check_values(document: Mapping[str, Any]) -> Iterator[Problem]:
     """Values that kube-scheduler refuses after it has decoded the configuration."""
-    profiles = get_list(document, "profiles")
+    profiles = _objects(document, "profiles")
     yield from _check_percentage(document, "")
-    if (parallelism := get_number(document, "parallelism")) is not None and parallelism < 0:
-        yield f"parallelism: found {parallelism}, expected 1 or more"
-    names = Counter(get(profile, "schedulerName") or DEFAULT_SCHEDULER for profile in profiles)
+    if (parallelism := document.get("parallelism") or 0) < 0:
+        yield Problem("parallelism", str(parallelism), "1 or more")
+    names = Counter(profile.get("schedulerName") or DEFAULT_SCHEDULER for profile in profiles)
     for name, count in names.items():
         if count > 1:
-            yield f"profiles: found {count} with the schedulerName {shown(name)}, expected one"
+            yield Problem("profiles", f"{count} with the schedulerName {shown(name)}", "one profile")
     for at, profile in enumerate(profiles):
         yield from _check_profile(profile, f"profiles[{at}].")
-    yield from _check_extenders(get_list(document, "extenders"))
+    yield from _check_extenders(_objects(document, "extenders"))
 
 
-def _check_percentage(value: Any, path: str) -> Iterator[str]:
-    percentage = get_number(value, "percentageOfNodesToScore") or 0
+def _objects(value: Mapping[str, Any], field: str) -> list[Mapping[str, Any]]:
+    """The objects of a list; kube-scheduler takes null for an empty one."""
+    return [item or {} for item in value.get(field) or []]
+
+
+def _check_percentage(value: Mapping[str, Any], path: str) -> Iterator[Problem]:
+    percentage = value.get("percentageOfNodesToScore") or 0
     if not 0 <= percentage <= 100:  # noqa: PLR2004 - percent
-        yield f"{path}percentageOfNodesToScore: found {percentage}, expected 0 to 100"
+        yield Problem(f"{path}percentageOfNodesToScore", str(percentage), "0 to 100")
 
 
-def _check_profile(profile: Any, path: str) -> Iterator[str]:
+def _check_profile(profile: Mapping[str, Any], path: str) -> Iterator[Problem]:
     yield from _check_percentage(profile, path)
-    if get(profile, "schedulerName") == "":
-        yield f"{path}schedulerName: found an empty text, expected a name"
-    for point in get_mapping(profile, "plugins"):
-        for number, plugin in enumerate(get_list(profile, "plugins", point, "enabled")):
-            name = get_text(plugin, "name")
+    if profile.get("schedulerName") == "":
+        yield Problem(f"{path}schedulerName", "an empty text", "a name")
+    for point, plugins in (profile.get("plugins") or {}).items():
+        for number, plugin in enumerate(_objects(plugins or {}, "enabled")):
+            name = plugin.get("name")
             if name in _REMOVED_PLUGINS and point != "multiPoint":
-                yield f"{path}plugins.{point}.enabled[{number}]: {name} no longer exists; remove it"
-    for name, count in Counter(get_text(item, "name") for item in get_list(profile, "pluginConfig")).items():
+                where = f"{path}plugins.{point}.enabled[{number}]"
+                yield Problem(where, f"{name} no longer exists; remove it", "")
+    for name, count in Counter(item.get("name") or "" for item in _objects(profile, "pluginConfig")).items():
         if count > 1:
-            yield f"{path}pluginConfig: found {count} of the plugin {shown(name)}, expected one"
+            yield Problem(f"{path}pluginConfig", f"{count} of the plugin {shown(name)}", "one entry")
 
 
-def _check_extenders(extenders: list[Any]) -> Iterator[str]:
-    binders = [f"extenders[{at}]" for at, extender in enumerate(extenders) if get_text(extender, "bindVerb")]
+def _check_extenders(extenders: list[Mapping[str, Any]]) -> Iterator[Problem]:
+    binders = [f"extenders[{at}]" for at, extender in enumerate(extenders) if extender.get("bindVerb")]
     if len(binders) > 1:
-        yield f"{' and '.join(binders[:2])}: found bindVerb in {len(binders)} entries, expected one"
+        yield Problem(" and ".join(binders[:2]), f"bindVerb in {len(binders)} entries", "one entry")
     seen: set[str] = set()
     for at, extender in enumerate(extenders):
-        for number, resource in enumerate(get_list(extender, "managedResources")):
-            name = get_text(resource, "name")
+        for number, resource in enumerate(_objects(extender, "managedResources")):
+            name = resource.get("name") or ""
             place = f"extenders[{at}].managedResources[{number}].name"
             if not _RESOURCE_NAME.fullmatch(name) or "kubernetes.io/" in name or name.startswith("requests."):
-                yield f"{place}: found {shown(name)}, expected an extended resource such as example.com/name"
+                yield Problem(place, shown(name), "an extended resource such as example.com/name")
             elif name in seen:
-                yield f"{place}: found {shown(name)} twice in the configuration, expected once"
+                yield Problem(place, f"{shown(name)} twice in the configuration", "once")
             seen.add(name)
