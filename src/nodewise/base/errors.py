@@ -151,6 +151,17 @@ def did_you_mean(name: str, valid: Sequence[str]) -> str:
     return f'; did you mean "{match}"?' if match else ""
 
 
+def list_first(names: Sequence[str], most: int, separator: str = ", ") -> str:
+    """The first texts of a list, and the number of the others: `a, b and 3 more`."""
+    more = f" and {len(names) - most} more" if len(names) > most else ""
+    return separator.join(names[:most]) + more
+
+
+def counted(number: int, noun: str, plural: str = "") -> str:
+    """`1 node`, or `1,000 nodes`. The plural has an `s` by default."""
+    return f"{number:,} {noun if number == 1 else plural or f'{noun}s'}"
+
+
 def _normalize_name_for_comparison(name: str) -> str:
     return name[:80].lower().translate({ord(character): None for character in "-_."})
 

@@ -8,7 +8,7 @@ from typing import Any, Final
 import click
 from click.core import ParameterSource
 
-from nodewise.base.errors import did_you_mean
+from nodewise.base.errors import counted, did_you_mean
 
 _MAX_OPTIONS: Final = 30  # the most options of a command whose help shows all of them
 _COMMON: Final = frozenset(
@@ -141,10 +141,7 @@ def _write_common_options(
     sections["Options"] = [*common, *sections.get("Options", [])]
     _write_sections(ctx, formatter, sections)
     topics = _by_heading(option for option in options if not _is_common(option))
-    counts = [
-        (heading, f"{len(of_topic)} option{'s' * (len(of_topic) != 1)}")
-        for heading, of_topic in topics.items()
-    ]
+    counts = [(heading, counted(len(of_topic), "option")) for heading, of_topic in topics.items()]
     with formatter.section("More options, by topic"):
         formatter.write_dl(counts, col_max=60)
 

@@ -14,7 +14,7 @@ import msgspec
 from nodewise.agent import ObjectKey, Watched
 from nodewise.agents.gpu import watched_devices
 from nodewise.base import cooperative_scheduling, quantity
-from nodewise.base.errors import BadSettings, Problem, Refused, did_you_mean, shown
+from nodewise.base.errors import BadSettings, Problem, Refused, counted, did_you_mean, shown
 from nodewise.base.option import Argument, Option
 from nodewise.cli import terminal_output
 from nodewise.cli.options_from_settings import ClusterOptions, CommandLine, settings_command
@@ -232,7 +232,7 @@ def _warn_of_class(
     if slices and not devices:
         terminal_output.print_message(f"found no devices of DeviceClass {name}")
     elif unknown:
-        count = terminal_output.counted(unknown, "device")
+        count = counted(unknown, "device")
         terminal_output.print_message(
             f"the selectors of DeviceClass {name} cannot be evaluated for {count}, which count as not available"
         )
@@ -320,8 +320,8 @@ def _print_fits(listed: DeviceList) -> None:
         if counts[state]
     ]
     nodes = sum(report.node != _NETWORK for report in listed.reports)
-    where = terminal_output.counted(nodes, "node") + " and the network" * (nodes < len(listed.reports))
-    devices = terminal_output.counted(total, "device")
+    where = counted(nodes, "node") + " and the network" * (nodes < len(listed.reports))
+    devices = counted(total, "device")
     terminal_output.print_line(f"{devices} on {where}: {', '.join(parts) or 'none'}")
     rows = [
         [f"{fit.devices:,}", f"{fit.claims:,}", f"{fit.nodes:,}", f"{fit.fragmentation:.0%}"]

@@ -14,7 +14,7 @@ from rich.console import Console
 from rich.text import Text
 
 from nodewise.base.clock import SystemClock
-from nodewise.base.errors import BadSettings, Problem, did_you_mean
+from nodewise.base.errors import BadSettings, Problem, counted, did_you_mean
 from nodewise.base.option import Option
 from nodewise.cli import terminal_output
 from nodewise.cli.options_from_settings import ClusterOptions, CommandLine, ReplicaOptions, settings_command
@@ -231,7 +231,7 @@ def _format_findings_summary(report: Report) -> str:
     numbers = {
         severity: sum(finding.severity == severity for finding in report.findings) for severity in _HEADINGS
     }
-    counts = [f"{number} {name}{'' if number == 1 else 's'}" for name, number in numbers.items() if number]
+    counts = [counted(number, name) for name, number in numbers.items() if number]
     checks = f"{len(report.checked)} of {len(report.checked) + len(report.not_checked)} checks were made"
     result = f"{', '.join(counts)}." if counts else "Nothing is wrong."
     return f"{result} Examined: {', '.join(report.examined) or 'nothing'}. {checks}."

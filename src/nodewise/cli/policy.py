@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, NamedTuple
 import click
 import msgspec
 
-from nodewise.base.errors import BadInput, NodewiseError, Problem, did_you_mean, shown
+from nodewise.base.errors import BadInput, NodewiseError, Problem, counted, did_you_mean, shown
 from nodewise.base.option import Argument, Option
 from nodewise.cli import terminal_output
 from nodewise.cli.options_from_settings import CommandLine, settings_command
@@ -383,5 +383,5 @@ def _print_problems(checked: Sequence[LintedPolicy]) -> None:
         for line, note in entry.notes:
             terminal_output.print_line(_problem_line(entry.policy, entry.source, line, note, "Note: "))
     bad = sum(bool(entry.problems) for entry in checked)
-    counted = "1 policy" if len(checked) == 1 else f"{len(checked)} policies"
-    click.echo(f"{counted}, {bad} with problems" if bad else f"{counted}, no problem")
+    result = f"{bad} with problems" if bad else "no problem"
+    click.echo(f"{counted(len(checked), 'policy', 'policies')}, {result}")

@@ -12,14 +12,14 @@ from nodewise.agent import NodeIndex, Watched
 from nodewise.agents.telemetry import KIND
 from nodewise.base import cooperative_scheduling
 from nodewise.base.clock import format_duration, format_rfc3339
-from nodewise.base.errors import BadInput, BadSettings, Problem
+from nodewise.base.errors import BadInput, BadSettings, Problem, counted
 from nodewise.base.option import Argument, Option
 from nodewise.cli import decide_inputs, terminal_output
 from nodewise.cli.decide_inputs import InputSelection, MetricOptions, ObjectsAndMetrics
 from nodewise.cli.options_from_settings import ClusterOptions, CommandLine, settings_command
 from nodewise.cli.policy_backtest import report
 from nodewise.cli.setting_declarations import CommandOptions
-from nodewise.cli.terminal_output import counted, progress_bar
+from nodewise.cli.terminal_output import progress_bar
 from nodewise.kube import object_files
 from nodewise.kube.api_client_creation import open_api
 from nodewise.metrics import missing_values

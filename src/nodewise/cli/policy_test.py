@@ -12,7 +12,7 @@ import click
 
 from nodewise.agents.telemetry import KIND
 from nodewise.base import clock
-from nodewise.base.errors import BadInput, BadSettings, Problem, did_you_mean, shown, visible
+from nodewise.base.errors import BadInput, BadSettings, Problem, counted, did_you_mean, shown, visible
 from nodewise.base.option import Argument, Option
 from nodewise.cli import terminal_output
 from nodewise.cli.options_from_settings import CommandLine, settings_command
@@ -183,8 +183,7 @@ class PolicyTestReport:
             for line in _mismatch_lines(result):
                 terminal_output.print_line(f"        {line}")
         failed = sum(bool(result.mismatches) for result in self.results)
-        counted = "1 test" if len(self.results) == 1 else f"{len(self.results)} tests"
-        click.echo(f"{counted}, {failed} failed" if failed else f"{counted}, none failed")
+        click.echo(f"{counted(len(self.results), 'test')}, {failed or 'none'} failed")
 
     def junit(self) -> str:
         """The results as XML that continuous integration reads (the schema of Apache Ant's JUnit task)."""

@@ -12,7 +12,7 @@ from msgspec import Meta
 import nodewise
 from nodewise.agent import AgentKind, ObjectKey, Watched
 from nodewise.base import clock
-from nodewise.base.errors import BadInput, Problem
+from nodewise.base.errors import BadInput, Problem, list_first
 from nodewise.base.option import Argument, Option
 from nodewise.cli import agent_selection, options_from_settings, terminal_output
 from nodewise.cli.main import CommandTable
@@ -125,9 +125,8 @@ def _difference_lines(difference: Difference) -> Iterator[str]:
     for node, before, after in difference.nodes:
         alike.setdefault((before, after), []).append(node)
     for (before, after), nodes in alike.items():
-        more = f" and {len(nodes) - _MAX_NAMED_NODES} more" if len(nodes) > _MAX_NAMED_NODES else ""
         change = f"{_format_node_result(before)} -> {_format_node_result(after)}"
-        yield f"  {', '.join(nodes[:_MAX_NAMED_NODES])}{more}: {change}"
+        yield f"  {list_first(nodes, _MAX_NAMED_NODES)}: {change}"
 
 
 def _format_node_result(result: NodeResult) -> str:

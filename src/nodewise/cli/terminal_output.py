@@ -26,11 +26,6 @@ def print_message(text: str) -> None:
     click.echo(f"nodewise: {visible(text)}", err=True)
 
 
-def counted(number: int, noun: str) -> str:
-    """`1 node`, or `1,000 nodes`."""
-    return f"{number:,} {noun}{'' if number == 1 else 's'}"
-
-
 DONE: Final = 0
 FAILED: Final = 1
 USAGE: Final = 2

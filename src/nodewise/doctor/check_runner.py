@@ -6,7 +6,7 @@ from itertools import groupby
 from typing import Final
 
 from nodewise.base import clock
-from nodewise.base.errors import short
+from nodewise.base.errors import counted, list_first, short
 from nodewise.doctor.checks import certificates, extender_entries, native_mode, policies, workloads_and_nodes
 from nodewise.doctor.facts import Facts, GpuNodeInfo, PolicyEvaluation, UnavailableFact
 from nodewise.doctor.findings import (
@@ -20,7 +20,6 @@ from nodewise.doctor.findings import (
     Severity,
     apply_parts,
     finding,
-    list_first,
 )
 
 _MODULES: Final = (extender_entries, certificates, policies, native_mode, workloads_and_nodes)
@@ -112,13 +111,13 @@ def _describe_examined(
     if "schedulers" in read:
         where = [scheduler.where for scheduler in read["schedulers"] if scheduler.is_readable]
         names = f" ({', '.join(where[:_MAX_LISTED])})" if where else ""
-        yield f"{_format_count(len(where), 'configuration')} of kube-scheduler{names}"
+        yield f"{counted(len(where), 'configuration')} of kube-scheduler{names}"
     if "extenders" in read:
         listed = (*read["extenders"], *read.get("controllers", ()))
         replicas = sum(workload.workload.replicas for workload in listed)
-        yield f"{_format_count(replicas, 'replica')} of nodewise"
+        yield f"{counted(replicas, 'replica')} of nodewise"
     if "node_count" in read:
-        yield _format_count(read["node_count"], "node")
+        yield counted(read["node_count"], "node")
     yield from _describe_gpu_nodes(read.get("gpu_nodes", ()))
     if "policies" in read:
         yield from _describe_policies(read["policies"])
@@ -131,22 +130,18 @@ def _describe_gpu_nodes(gpu_nodes: Iterable[GpuNodeInfo | UnavailableFact]) -> I
     """How many nodes have which form of GPUs; a node may have both forms."""
     nodes = [node for node in gpu_nodes if isinstance(node, GpuNodeInfo)]
     if plugin := sum(bool(node.resource) for node in nodes):
-        yield f"{_format_count(plugin, 'node')} with GPUs of a device plugin"
+        yield f"{counted(plugin, 'node')} with GPUs of a device plugin"
     drivers = Counter(driver for node in nodes for driver in node.drivers)
     for driver, count in sorted(drivers.items())[:_MAX_LISTED]:
-        yield f"{_format_count(count, 'node')} with devices of the DRA driver {driver}"
+        yield f"{counted(count, 'node')} with devices of the DRA driver {driver}"
     if len(drivers) > _MAX_LISTED:
         yield f"devices of {len(drivers) - _MAX_LISTED} more DRA drivers"
     if both := sum(bool(node.resource and node.drivers) for node in nodes):
-        yield f"{_format_count(both, 'node')} with both"
+        yield f"{counted(both, 'node')} with both"
 
 
 def _describe_policies(policies: Sequence[PolicyEvaluation | UnavailableFact]) -> list[str]:
     counts = Counter(policy.kind for policy in policies if isinstance(policy, PolicyEvaluation))
     return [
-        _format_count(count, kind, f"{kind.removesuffix('y')}ies") for kind, count in sorted(counts.items())
+        counted(count, kind, f"{kind.removesuffix('y')}ies") for kind, count in sorted(counts.items())
     ] or ["0 policies"]
-
-
-def _format_count(number: int, name: str, plural: str = "") -> str:
-    return f"{number:,} {name if number == 1 else plural or f'{name}s'}"

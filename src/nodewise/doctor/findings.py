@@ -436,12 +436,6 @@ def apply_parts(
     return f"{shlex.join(words)} | kubectl apply --server-side{force} -f -"
 
 
-def list_first(names: Sequence[str], most: int = 3, separator: str = ", ") -> str:
-    """The first texts of a list, and the number of the others."""
-    more = f" and {len(names) - most} more" if len(names) > most else ""
-    return separator.join(names[:most]) + more
-
-
 Function = Callable[..., Iterable[Result]]
 
 

@@ -20,7 +20,7 @@ import msgspec
 import numpy as np
 
 from nodewise.agent import NodeIndex
-from nodewise.base.errors import closest_name, did_you_mean, visible
+from nodewise.base.errors import closest_name, did_you_mean, list_first, visible
 from nodewise.devices.device_taint_rules import (
     DeviceTaintRule,
     TaintOfPolicy,
@@ -417,13 +417,10 @@ def _flapping_text(place: str, rule: DeviceRule, history: FlapHistory, now: floa
     flaps = history.recent(now)
     if len(flaps) < FLAPPING:
         return ""
-    devices = sorted({flap.node for flap in flaps})
-    more = f" and {len(devices) - _MAX_NAMED} more" if len(devices) > _MAX_NAMED else ""
+    devices = list_first(sorted({flap.node for flap in flaps}), _MAX_NAMED)
     remedy = "release" if rule.parts[0].release is None and not rule.times.keep_for_s else "a longer for"
-    return (
-        f"{place} tainted devices again {len(flaps)} times in the last hour"
-        f" ({', '.join(devices[:_MAX_NAMED])}{more}); consider {remedy}"
-    )
+    times = f"{len(flaps)} times in the last hour"
+    return f"{place} tainted devices again {times} ({devices}); consider {remedy}"
 
 
 def _is_enforced_on(policy: Policy, table: DeviceTable, device: int) -> bool:

@@ -22,6 +22,7 @@ from typing import Any, Final, NamedTuple
 import msgspec
 import numpy as np
 
+from nodewise.base.errors import list_first
 from nodewise.policies import policy_selection, verdict_labels
 from nodewise.policies.native_mode_admission import GATE
 from nodewise.policies.node_labels import interleave
@@ -377,11 +378,9 @@ def deletion_note(keys: Iterable[str]) -> str:
     ordered = sorted(keys)
     if not ordered:
         return ""
-    listed = ", ".join(ordered[:_MAX_REASONS])
-    more = f" and {len(ordered) - _MAX_REASONS} more" if len(ordered) > _MAX_REASONS else ""
     return (
-        f"the pod requires node labels of policies that do not exist any more: {listed}{more};"
-        " create it again to remove the requirement"
+        "the pod requires node labels of policies that do not exist any more:"
+        f" {list_first(ordered, _MAX_REASONS)}; create it again to remove the requirement"
     )
 
 

@@ -31,6 +31,7 @@ from typing import Final, NamedTuple
 
 import msgspec
 
+from nodewise.base.errors import list_first
 from nodewise.policies import node_labels, policy_selection
 from nodewise.policies.options import TelemetryOptions
 from nodewise.policies.placement_policy import Policy, PolicyKey, PolicyKind
@@ -217,9 +218,8 @@ class _Refusals:
             key for key in node_labels.requested_labels(policy) if (policy.key, key) not in self._admitted
         ]
         if omitted:
-            named = ", ".join(omitted[:_MAX_NAMED])
-            more = f" and {len(omitted) - _MAX_NAMED} more" if len(omitted) > _MAX_NAMED else ""
-            message = f"{self._describe_excess()}; not written for this policy: {named}{more}"
+            named = list_first(omitted, _MAX_NAMED)
+            message = f"{self._describe_excess()}; not written for this policy: {named}"
             left = policy.with_label_keys(lambda key: key not in omitted)
             policy = msgspec.structs.replace(left, over_budget=message)
         is_admitted = (policy.key, label_key(policy.uid)) in self._admitted

@@ -13,7 +13,7 @@ import numpy as np
 from msgspec.structs import replace
 
 from nodewise.base import clock
-from nodewise.base.errors import truncate
+from nodewise.base.errors import list_first, truncate
 from nodewise.policies import hysteresis, policy_rejection_reasons, policy_status_fields, shard_reports
 from nodewise.policies.device_taints import DeviceReport
 from nodewise.policies.hysteresis import FLAPPING
@@ -474,9 +474,8 @@ def _rejecting_policies_text(keys: tuple[PolicyKey, ...]) -> str:
     """Which policies together reject every node; empty for none."""
     if len(keys) < 2:  # noqa: PLR2004 - a policy alone
         return REJECTS_EVERY_NODE if keys else ""
-    names = ", ".join(key.text() for key in keys[:_MAX_NAMED])
-    more = f" and {len(keys) - _MAX_NAMED} more" if len(keys) > _MAX_NAMED else ""
-    return f"no node is left for some selected pods: together, {names}{more} reject every node"
+    names = list_first([key.text() for key in keys], _MAX_NAMED)
+    return f"no node is left for some selected pods: together, {names} reject every node"
 
 
 def _flapping_text(state: PolicyState, now_s: float) -> str:
@@ -486,8 +485,7 @@ def _flapping_text(state: PolicyState, now_s: float) -> str:
         flaps = verdict.flaps.recent(now_s)
         if len(flaps) < FLAPPING:
             continue
-        nodes = sorted({flap.node for flap in flaps})
-        more = f" and {len(nodes) - _MAX_NAMED} more" if len(nodes) > _MAX_NAMED else ""
+        nodes = list_first(sorted({flap.node for flap in flaps}), _MAX_NAMED)
         lasting = [flap.rejected_s for flap in flaps if not math.isnan(flap.rejected_s)]
         # with this `for`, none of these rejections would have happened
         for_s = rule.times.for_s + 60.0 * (math.floor(max(lasting, default=0.0) / 60) + 1)
@@ -496,7 +494,7 @@ def _flapping_text(state: PolicyState, now_s: float) -> str:
         )
         texts.append(
             f"avoid[{number}] rejected nodes again {len(flaps)} times in the last hour"
-            f" ({', '.join(nodes[:_MAX_NAMED])}{more}); consider {remedy}"
+            f" ({nodes}); consider {remedy}"
         )
     return "; ".join(texts)
 

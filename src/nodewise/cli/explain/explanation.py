@@ -12,7 +12,7 @@ import msgspec
 
 from nodewise.agent import is_unresolvable
 from nodewise.base import clock, quantity
-from nodewise.base.errors import UNREADABLE, NodewiseError
+from nodewise.base.errors import UNREADABLE, NodewiseError, counted
 from nodewise.cli.explain import native_evaluation
 from nodewise.cli.explain.native_evaluation import Evaluation, LabelDifference
 from nodewise.cli.explain.pod_state import DEFAULT_SCHEDULER, PodReadResult, PodState
@@ -180,7 +180,7 @@ def _causes_in_replicas(  # complexity: a list of independent causes
             yield f"{url} did not respond: its decisions are unknown"
         elif page and page.kept_since and (created is None or clock.parse_rfc3339(page.kept_since) > created):
             yield (
-                f"{url} keeps {page.kept:,} decision{'s' * (page.kept != 1)}, the oldest of {page.kept_since}: "
+                f"{url} keeps {counted(page.kept, 'decision')}, the oldest of {page.kept_since}: "
                 "older ones were dropped (--decisions-bytes) or lost when it restarted"
             )
 

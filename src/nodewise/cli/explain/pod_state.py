@@ -15,7 +15,7 @@ import msgspec
 from nodewise.agent import ObjectKey, Watched
 from nodewise.agents.telemetry import KIND
 from nodewise.base import clock
-from nodewise.base.errors import UNREADABLE, BadInput, NodewiseError, Problem, Refused, did_you_mean
+from nodewise.base.errors import UNREADABLE, BadInput, NodewiseError, Problem, Refused, counted, did_you_mean
 from nodewise.cli.completion import ListedNames, list_names
 from nodewise.devices import resource_claims
 from nodewise.devices.resource_claims import (
@@ -451,13 +451,10 @@ async def _list_readable_objects(
 
 
 def _status_lines(policy: PolicyObject) -> tuple[str, ...]:
-    def count(nodes: int) -> str:
-        return f"{nodes} node" if nodes == 1 else f"{nodes:,} nodes"
-
     status = decode_status(policy, PlacementPolicyStatus)
     rules = (
-        f"{rule.rule} {rule.expression}: {count(rule.nodes)} met"
-        + (f", {count(rule.missing)} without a fresh value" if rule.missing else "")
+        f"{rule.rule} {rule.expression}: {counted(rule.nodes, 'node')} met"
+        + (f", {counted(rule.missing, 'node')} without a fresh value" if rule.missing else "")
         for rule in status.rules
         if rule.nodes is not None
     )

@@ -6,6 +6,7 @@ from typing import Any, Final, NamedTuple
 import click
 
 from nodewise.base import clock, quantity
+from nodewise.base.errors import counted
 from nodewise.cli import terminal_output
 from nodewise.cli.explain import explanation as explanations
 from nodewise.cli.explain.explanation import PodEvent, PodExplanation, VisibleState
@@ -90,7 +91,7 @@ def _format_policy(policy: PolicyRemoval, total: int) -> str:
     if policy.not_enforced:
         return f"{policy.policy} selects the pod and is not enforced: {policy.not_enforced}"
     if policy.would_reject is not None:
-        count, names = format_count(len(policy.would_reject), "node"), _first_names(policy.would_reject)
+        count, names = counted(len(policy.would_reject), "node"), _first_names(policy.would_reject)
         return f"{policy.policy} only observes the pod (its mode or guard): would have rejected {count}" + (
             f": {names}" if names else ""
         )
@@ -110,14 +111,14 @@ def change_lines(explanation: Explanation) -> Iterator[str]:
         if several and policy.more  # without the only one, all that it rejects would pass
     ]
     lines += [
-        f"{remedy} ({format_count(len(group.nodes), 'node')})"
+        f"{remedy} ({counted(len(group.nodes), 'node')})"
         for group in explanation.groups
         if (remedy := group.reason.remedy())
     ]
     if explanation.held:
         lines.append(_HELD)
     if explanation.stuck:
-        lines.append(f"{format_count(explanation.stuck, 'node')} would need more than one of these changes")
+        lines.append(f"{counted(explanation.stuck, 'node')} would need more than one of these changes")
     yield from dict.fromkeys(lines)
 
 
@@ -143,11 +144,7 @@ def _needed_change_lines(explanation: Explanation) -> Iterator[str]:
 
 
 def _format_passing(more: int) -> str:
-    return f"{format_count(more, 'more node')} {'passes' if more == 1 else 'pass'}"
-
-
-def format_count(number: int, noun: str) -> str:
-    return f"{number:,} {noun}" + ("" if number == 1 else "s")
+    return f"{counted(more, 'more node')} {'passes' if more == 1 else 'pass'}"
 
 
 _STALE_S: Final = 300.0  # an evaluation that is older is reported, like the alert NodewiseNoEvaluation
@@ -479,7 +476,7 @@ def _lines_without_attempt(pod_explanation: PodExplanation) -> Iterator[str]:
     if visible is not None:
         yield from _visible_state_lines(pod, lookup, visible, pod_explanation.now)
     elif not explanations.is_placed_natively(pod_explanation):
-        none_decided = f"{format_count(len(pod_explanation.responses), 'replica')} asked, none has a decision"
+        none_decided = f"{counted(len(pod_explanation.responses), 'replica')} asked, none has a decision"
         causes = explanations.find_missing_decision_causes(lookup, pod_explanation.responses)
         yield from [lookup.missing, f"  {none_decided}"] if lookup.gone else [f"{pod}: {none_decided}"]
         yield from (f"  {line}" for line in _device_lines(lookup.state))
@@ -627,7 +624,7 @@ def _explanation_remark_lines(state: PodState | None, explanation: Explanation) 
         yield _format_reason_for_chosen_node(explanation, state.node)
     preempted = explanation.attempt.preempted
     if preempted is not None:
-        left, nodes = int(preempted.feasible().sum()), format_count(len(preempted.names), "node")
+        left, nodes = int(preempted.feasible().sum()), counted(len(preempted.names), "node")
         yield f"of {nodes} where pods could be evicted for it, {left} would pass then"
 
 

@@ -6,6 +6,7 @@ from typing import Any, Final
 import click
 
 from nodewise.base import clock, quantity
+from nodewise.base.errors import counted
 from nodewise.cli import terminal_output
 from nodewise.cli.terminal_output import TableData
 from nodewise.policy_tools.backtest_report import BacktestReport, PolicyReport, RuleReport
@@ -158,8 +159,8 @@ def device_lines(policy: DevicePolicyReport) -> Iterator[str]:
     yield from (f"rule: {rule}" for rule in policy.rules)
     tainted = len({taint.device for taint in policy.taints})
     yield (
-        f"taints: {terminal_output.counted(len(policy.taints), 'DeviceTaintRule')} would have been written, for"
-        f" {tainted:,} of {terminal_output.counted(policy.devices, 'device')}; at most {policy.most_tainted:,} at once"
+        f"taints: {counted(len(policy.taints), 'DeviceTaintRule')} would have been written, for"
+        f" {tainted:,} of {counted(policy.devices, 'device')}; at most {policy.most_tainted:,} at once"
     )
     if policy.limited_s:
         yield f"limit: for {duration(policy.limited_s)}, maxTaintedShare kept devices that meet a rule from a taint"
@@ -190,9 +191,9 @@ def range_line(report: BacktestReport) -> str:
     """`2026-11-16T12:00:00Z to …: 10,080 evaluations, one per 1m, of 1,000 nodes`."""
     return (
         f"{clock.format_rfc3339(report.start)} to {clock.format_rfc3339(report.end)}:"
-        f" {terminal_output.counted(len(report.history.times), 'evaluation')},"
+        f" {counted(len(report.history.times), 'evaluation')},"
         f" one per {clock.format_duration(report.history.step_s)},"
-        f" of {terminal_output.counted(len(report.nodes), 'node')}"
+        f" of {counted(len(report.nodes), 'node')}"
     )
 
 

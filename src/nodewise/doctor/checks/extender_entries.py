@@ -9,7 +9,7 @@ from nodewise.agent import LoadScoring
 from nodewise.agents import find_agent_kind
 from nodewise.agents.gpu.vendor_resource_names import PROFILES
 from nodewise.base import clock
-from nodewise.base.errors import BadInput, short
+from nodewise.base.errors import BadInput, list_first, short
 from nodewise.doctor.facts import (
     Controllers,
     Extenders,
@@ -24,7 +24,7 @@ from nodewise.doctor.facts import (
     Service,
     UnavailableFact,
 )
-from nodewise.doctor.findings import Finding, NotChecked, Result, check, finding, kubectl, list_first
+from nodewise.doctor.findings import Finding, NotChecked, Result, check, finding, kubectl
 from nodewise.doctor.parsing import objects, scheduler_configuration
 from nodewise.doctor.parsing.scheduler_configuration import (
     ExtenderEntry,

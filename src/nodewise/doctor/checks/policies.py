@@ -5,7 +5,7 @@ import shlex
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Final, Literal, NamedTuple
 
-from nodewise.base.errors import short
+from nodewise.base.errors import list_first, short
 from nodewise.doctor.facts import (
     Controllers,
     Extenders,
@@ -31,7 +31,6 @@ from nodewise.doctor.findings import (
     check,
     finding,
     kubectl,
-    list_first,
 )
 from nodewise.doctor.parsing.scheduler_configuration import ExtenderEntry, SchedulerConfiguration
 from nodewise.metrics import source_table

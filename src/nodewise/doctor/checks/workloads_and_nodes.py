@@ -5,7 +5,7 @@ from collections.abc import Iterator, Sequence
 from datetime import datetime
 from typing import Final
 
-from nodewise.base.errors import short
+from nodewise.base.errors import list_first, short
 from nodewise.doctor.facts import (
     AdmissionPolicy,
     Controllers,
@@ -29,7 +29,6 @@ from nodewise.doctor.findings import (
     check,
     finding,
     kubectl,
-    list_first,
 )
 from nodewise.doctor.parsing import objects
 from nodewise.install import scheduler_versions
@@ -199,7 +198,7 @@ def check_unexamined_namespaces(
 ) -> Iterator[Finding]:
     """Programs that were not examined: a tenant's, or those of a namespace that no option names."""
     if programs_elsewhere:
-        where = list_first([short(name, 100) for name in programs_elsewhere])
+        where = list_first([short(name, 100) for name in programs_elsewhere], 3)
         outside = ", ".join(namespaces)
         actual = f"run or are named as a scheduler, a descheduler or nodewise, outside {outside}"
         remedy = f"if they are yours: --nodewise-namespace {short(programs_elsewhere[0].split('/')[1], 80)}"
@@ -251,7 +250,7 @@ def check_kubelet_policies(kubelets: tuple[KubeletConfiguration, ...]) -> Iterat
 
 
 def _format_nodes(nodes: Sequence[GpuNodeInfo | KubeletConfiguration]) -> str:
-    return list_first([f"Node/{node.node}" for node in nodes])
+    return list_first([f"Node/{node.node}" for node in nodes], 3)
 
 
 @check("kubernetes-version-untested")

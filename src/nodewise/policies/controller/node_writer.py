@@ -18,7 +18,7 @@ import msgspec
 from nodewise.agent import NodeIndex, Snapshot
 from nodewise.agent.controller_interface import Handle
 from nodewise.base import cooperative_scheduling, quantity
-from nodewise.base.errors import BadInput, Conflict, NodewiseError, Refused, Unavailable
+from nodewise.base.errors import BadInput, Conflict, NodewiseError, Refused, Unavailable, list_first
 from nodewise.kube.api_server_interface import NotFound, run_api_calls
 from nodewise.kube.resource_kinds import NODES
 from nodewise.kube.store import Change, ChangeLog
@@ -180,11 +180,10 @@ class LabelWriter:
         for node, cause in sorted(self.failures().items()):
             if node not in self._conflicts and any(node in pending.get(key, ()) for key in keys):
                 nodes_by_cause.setdefault(cause, []).append(node)
-        texts = []
-        for cause, nodes in sorted(nodes_by_cause.items()):
-            more = f" and {len(nodes) - _MAX_NAMED} more" if len(nodes) > _MAX_NAMED else ""
-            texts.append(f"{cause} on node {', '.join(nodes[:_MAX_NAMED])}{more}; it is not changed")
-        return "; ".join(texts)
+        return "; ".join(
+            f"{cause} on node {list_first(nodes, _MAX_NAMED)}; it is not changed"
+            for cause, nodes in sorted(nodes_by_cause.items())
+        )
 
     async def step(
         self,
