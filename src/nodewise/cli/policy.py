@@ -6,7 +6,6 @@ import re
 import sys
 import time
 from collections.abc import Iterable, Iterator, Sequence
-from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, NamedTuple
 
@@ -16,6 +15,7 @@ import msgspec
 from nodewise.base.errors import BadInput, NodewiseError, Problem, counted, did_you_mean, shown
 from nodewise.base.option import Argument, Option
 from nodewise.cli import terminal_output
+from nodewise.cli.main import CommandTable
 from nodewise.cli.options_from_settings import CommandLine, settings_command
 from nodewise.cli.parameter_types import FilePath
 from nodewise.cli.setting_declarations import CommandOptions
@@ -41,34 +41,28 @@ class LintedPolicy(NamedTuple):
     """Of a policy without problems."""
 
 
-_MODULES: Final = {
-    "backtest": "nodewise.cli.policy_backtest",
-    "diff": "nodewise.cli.policy_diff",
-    "library": "nodewise.cli.policy_library",
-    "new": "nodewise.cli.policy_new",
-    "recording-rules": "nodewise.cli.policy_recording_rules",
-    "test": "nodewise.cli.policy_test",
-}
-"""The modules of commands that are imported only when they are called: most need the sources of metrics."""
-
 _NAMES_RANGE_S: Final = 3600.0  # metrics that ended longer ago are unknown
 _LABEL_NAME: Final = re.compile("[a-zA-Z_][a-zA-Z0-9_]*")
 _LAST_APPLIED: Final = "kubectl.kubernetes.io/last-applied-configuration"  # the annotation of `kubectl apply`
 
 
-class _Commands(click.Group):
-    def list_commands(self, ctx: click.Context) -> list[str]:
-        return [*super().list_commands(ctx), *_MODULES]
-
-    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        if cmd_name not in _MODULES:
-            return super().get_command(ctx, cmd_name)
-        loaded = import_module(_MODULES[cmd_name]).command
-        assert isinstance(loaded, click.Command)
-        return loaded
-
-
-@click.group(cls=_Commands)
+@click.group(
+    cls=CommandTable,
+    commands_of={
+        "convert": ("nodewise.cli.policy:convert", "Convert TASPolicies in files."),
+        "lint": ("nodewise.cli.policy:lint", "List problems of policies in files."),
+        # most of these need the sources of metrics
+        "backtest": ("nodewise.cli.policy_backtest", "Evaluate policies over the history of their metrics."),
+        "diff": ("nodewise.cli.policy_diff", "Show what changes if policies replace others."),
+        "library": ("nodewise.cli.policy_library", "List policies to begin with."),
+        "new": ("nodewise.cli.policy_new", "Print a policy with a threshold that fits a metric."),
+        "recording-rules": (
+            "nodewise.cli.policy_recording_rules",
+            "Print rules with which Prometheus records the metrics of policies.",
+        ),
+        "test": ("nodewise.cli.policy_test", "Run tests of policies."),
+    },
+)
 def command() -> None:
     """Write policies, check and test them before you apply them, and convert those of Telemetry Aware Scheduling.
 
@@ -132,9 +126,6 @@ def lint(command_line: CommandLine) -> None:
     else:
         _print_problems(checked)
     click.get_current_context().exit(NO if any(entry.problems for entry in checked) else DONE)
-
-
-command.add_command(lint)
 
 
 def _read_policies(
@@ -271,7 +262,7 @@ def _policies(objects: object_files.FileObjects) -> Iterator[tuple[PolicyKey, ob
             yield PolicyKey(kind, namespace, policy.metadata.name), entry
 
 
-@command.command(short_help="Convert TASPolicies in files.")
+@click.command("convert", short_help="Convert TASPolicies in files.")
 @click.option(
     "--when-missing",
     type=click.Choice(["pass", "reject"]),

@@ -6,7 +6,6 @@ from typing import Annotated, Any, Final, Literal, NamedTuple
 import click
 import msgspec
 
-from nodewise.agent import ObjectKey
 from nodewise.agents.telemetry import KIND
 from nodewise.base import cooperative_scheduling
 from nodewise.base.errors import BadInput, BadSettings, Problem, Unavailable, shown
@@ -32,7 +31,8 @@ from nodewise.policies.placement_policy import PolicyKey
 from nodewise.policies.policy_namespace_trust import NAMESPACES
 from nodewise.policies.policy_objects import RESOURCES, PolicyMetadata, PolicyObject
 from nodewise.policies.state import POLICY_KINDS
-from nodewise.policy_tools import policy_writer, query_lint, recording_rules
+from nodewise.policy_tools import policy_timeline, policy_writer, query_lint, recording_rules
+from nodewise.policy_tools.policy_timeline import Objects
 from nodewise.policy_tools.recording_rules import (
     ChangedRule,
     PolicyRecorder,
@@ -206,7 +206,7 @@ async def _record(
 
 async def _read_objects(
     own: RecordingRulesOptions, cluster: ClusterOptions, options: TelemetryOptions
-) -> Mapping[str, Mapping[ObjectKey, Any]]:
+) -> Objects:
     """The policies and namespaces of the files or the cluster, as the agent reads them."""
     watched = [
         each._replace(type=_PolicyDocument) if each.name in POLICY_KINDS else each
@@ -216,12 +216,7 @@ async def _read_objects(
     if own.cluster:
         async with open_api(cluster.kube) as api:
             return {each.name: await object_feed.list_once(api, each) for each in watched}
-    files = object_files.read(own.paths)
-    objects: dict[str, dict[ObjectKey, Any]] = {}
-    for each in watched:
-        items: list[Any] = files.of(each.resource, each.type)
-        kept = filter(None, items if each.keep is None else map(each.keep, items))
-        objects[each.name] = {(item.metadata.namespace, item.metadata.name): item for item in kept}
+    objects = policy_timeline.select_objects(object_files.read(own.paths), watched)
     if not any(objects[name] for name in POLICY_KINDS):
         expected = f"at least one {' or '.join(RESOURCES)}"
         raise BadInput("policy recording-rules", [Problem(" ".join(own.paths), "no policy", expected)])

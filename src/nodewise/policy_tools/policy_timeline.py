@@ -10,16 +10,17 @@ with sorted names, for all series of the same nodes: then nothing is computed pe
 take about a millisecond per time.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
 import numpy as np
 from msgspec import Raw
 from msgspec.structs import replace
 
-from nodewise.agent import ClusterState, NodeIndex, ObjectKey, Snapshot
+from nodewise.agent import ClusterState, NodeIndex, ObjectKey, Snapshot, Watched
 from nodewise.agents.telemetry import KIND
 from nodewise.base import cooperative_scheduling
+from nodewise.engine import object_feed
 from nodewise.engine.agent_chain import AgentChain
 from nodewise.engine.decision import Decision
 from nodewise.kube.object_files import FileObjects
@@ -154,14 +155,18 @@ def objects_of_files(files: FileObjects, options: TelemetryOptions) -> Objects:
     """The policies and namespaces of files, without statuses. `BadInput` names every invalid and every duplicate
     object.
     """
-    objects: dict[str, dict[ObjectKey, Any]] = {}
-    for watched in KIND.watched(options):
-        items: list[Any] = files.of(watched.resource, watched.type)
-        kept = [item if watched.keep is None else watched.keep(item) for item in items]
-        objects[watched.name] = {
-            (item.metadata.namespace, item.metadata.name): item for item in kept if item is not None
+    return without_statuses(select_objects(files, KIND.watched(options)))
+
+
+def select_objects(files: FileObjects, watched: Sequence[Watched]) -> Objects:
+    """The objects of these kinds in files, as `ClusterState.objects` has them. Errors as in `objects_of_files`."""
+    return {
+        each.name: {
+            (item.metadata.namespace, item.metadata.name): item
+            for item in object_feed.select_watched_file_objects(files, each)
         }
-    return without_statuses(objects)
+        for each in watched
+    }
 
 
 def without_statuses(objects: Objects) -> Objects:
