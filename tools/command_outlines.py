@@ -3,6 +3,8 @@
 The commands are described twice, with and without nodewise-scorers, whose agents have options in commands of nodewise.
 """
 
+import contextlib
+import inspect
 import json
 import subprocess
 import sys
@@ -10,8 +12,11 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, Final
 
+import click
+
 from nodewise.base import distributions
 from nodewise.cli import command_outlines, main
+from nodewise.cli.command_help import SectionedCommand
 
 _SOURCES: Final = {
     "nodewise": Path("src/nodewise"),
@@ -54,7 +59,68 @@ def _describe_without(excluded: Iterable[str]) -> Mapping[str, Any]:
     agents._read_entry_points = lambda: agents._EntryPoints((), ())  # noqa: SLF001 - only nodewise's own agents
     names = [name for name, (module, _) in main.COMMANDS.items() if module not in excluded]
     commands = {name: main.command.get_command(None, name) for name in names}  # type: ignore[arg-type]
-    return {name: command_outlines.describe(command) for name, command in commands.items() if command}
+    return {name: _describe(command) for name, command in commands.items() if command}
+
+
+def _describe(command: click.Command) -> command_outlines.Description:
+    """The outline of a command and of those below it, as JSON. Empty values are left out."""
+    parses_plainly = type(command).parse_args is click.Command.parse_args
+    description: command_outlines.Description = {
+        "help": inspect.cleandoc(command.help or ""),
+        "short_help": command.short_help,
+        "epilog": command.epilog,
+        "hidden": command.hidden,
+        "is_sectioned": isinstance(command, SectionedCommand),
+        "parses_itself": not parses_plainly and not isinstance(command, click.Group | SectionedCommand),
+        "params": [_describe_parameter(parameter) for parameter in command.params],
+    }
+    if isinstance(command, click.Group):
+        context = click.Context(command)
+        description["runs_without_command"] = command.invoke_without_command
+        description["commands"] = commands = {}
+        for name in command.list_commands(context):
+            with contextlib.suppress(click.ClickException):  # of a distribution that is not installed
+                if below := command.get_command(context, name):
+                    commands[name] = _describe(below)
+        description["texts"] = getattr(command, "texts", None)
+    return {key: value for key, value in description.items() if value}
+
+
+def _describe_parameter(parameter: click.Parameter) -> command_outlines.Description:
+    description: command_outlines.Description = {"names": [*parameter.opts, parameter.name]}
+    if parameter.secondary_opts:
+        description["off"] = parameter.secondary_opts
+    if isinstance(parameter, click.Argument):
+        description = {"names": [parameter.name], "is_argument": True}
+    for attribute in command_outlines.OPTION_ATTRIBUTES:
+        value = getattr(parameter, attribute, None)
+        has_effect = attribute in ("default", "flag_value") or (
+            attribute == "is_flag" and "flag_value" in description
+        )
+        if (
+            (value or has_effect)
+            and isinstance(value, str | int | float | list | tuple)
+            and (attribute, value) != ("nargs", 1)
+        ):
+            description[attribute] = value
+    return {**description, **_describe_type(parameter)}
+
+
+def _describe_type(parameter: click.Parameter) -> command_outlines.Description:
+    kind: Any = parameter.type
+    if getattr(parameter, "is_flag", False):
+        return {}
+    if isinstance(kind, click.Choice):
+        return {"choices": kind.choices}
+    if isinstance(kind, click.IntRange | click.FloatRange):
+        bounds = {name: getattr(kind, name) for name in ("min", "max", "min_open", "max_open")}
+        set_bounds = {key: value for key, value in bounds.items() if value is not None and value is not False}
+        return {"range": kind.name.partition(" ")[0], **set_bounds}
+    if isinstance(kind, click.Path):
+        return {"type": "path" if kind.file_okay else "folder"}
+    return {
+        "type": type(kind).__name__ if type(kind).__name__ in command_outlines.COMPLETING_TYPES else kind.name
+    }
 
 
 def _lines(document: Any, depth: int = 0) -> str:

@@ -1,15 +1,13 @@
 """Outlines of commands: their names, help and parameters, from a file instead of their modules.
 
 Completion and `--help` need no more of a command than its outline. Importing a command takes up to a second, with
-numpy, the HTTP client and the agents. `make docs` describes all commands in `command_outlines.json`, one file for each
-distribution, and a test compares the files with the commands.
+numpy, the HTTP client and the agents. `make docs` (`tools/command_outlines.py`) describes all commands in
+`command_outlines.json`, one file for each distribution, and a test compares the files with the commands.
 
 The options of some commands depend on the installed agents. The file of nodewise-scorers describes these commands
 again, with its agents, and an agent of another package makes them be imported.
 """
 
-import contextlib
-import inspect
 import json
 from collections.abc import Mapping, Sequence
 from functools import cache
@@ -25,7 +23,7 @@ from nodewise.cli.command_help import SectionedCommand, SettingOption
 
 FILE: Final = Path("cli", "command_outlines.json")
 """The path inside the package of a distribution."""
-_COMPLETING_TYPES: Final = {
+COMPLETING_TYPES: Final = {
     kind.__name__: kind
     for kind in (
         parameter_types.FilePath,
@@ -36,7 +34,7 @@ _COMPLETING_TYPES: Final = {
         parameter_types.PartName,
     )
 }
-_OPTION_ATTRIBUTES: Final = (
+OPTION_ATTRIBUTES: Final = (
     "nargs", "required", "flag_value", "is_flag", "default", "multiple", "metavar", "envvar", "help", "hidden",
     "show_default", "show_envvar", "section", "is_shared", "owners",
 )  # fmt: skip
@@ -70,65 +68,6 @@ def _read_file(package: str) -> Mapping[str, Any]:
             continue
         return document
     return {}
-
-
-def describe(command: click.Command) -> Description:
-    """The outline of a command and of those below it, as JSON. Empty values are left out."""
-    parses_plainly = type(command).parse_args is click.Command.parse_args
-    description: Description = {
-        "help": inspect.cleandoc(command.help or ""),
-        "short_help": command.short_help,
-        "epilog": command.epilog,
-        "hidden": command.hidden,
-        "is_sectioned": isinstance(command, SectionedCommand),
-        "parses_itself": not parses_plainly and not isinstance(command, click.Group | SectionedCommand),
-        "params": [_describe_parameter(parameter) for parameter in command.params],
-    }
-    if isinstance(command, click.Group):
-        context = click.Context(command)
-        description["runs_without_command"] = command.invoke_without_command
-        description["commands"] = commands = {}
-        for name in command.list_commands(context):
-            with contextlib.suppress(click.ClickException):  # of a distribution that is not installed
-                if below := command.get_command(context, name):
-                    commands[name] = describe(below)
-        description["texts"] = getattr(command, "texts", None)
-    return {key: value for key, value in description.items() if value}
-
-
-def _describe_parameter(parameter: click.Parameter) -> Description:
-    description: Description = {"names": [*parameter.opts, parameter.name]}
-    if parameter.secondary_opts:
-        description["off"] = parameter.secondary_opts
-    if isinstance(parameter, click.Argument):
-        description = {"names": [parameter.name], "is_argument": True}
-    for attribute in _OPTION_ATTRIBUTES:
-        value = getattr(parameter, attribute, None)
-        has_effect = attribute in ("default", "flag_value") or (
-            attribute == "is_flag" and "flag_value" in description
-        )
-        if (
-            (value or has_effect)
-            and isinstance(value, str | int | float | list | tuple)
-            and (attribute, value) != ("nargs", 1)
-        ):
-            description[attribute] = value
-    return {**description, **_describe_type(parameter)}
-
-
-def _describe_type(parameter: click.Parameter) -> Description:
-    kind: Any = parameter.type
-    if getattr(parameter, "is_flag", False):
-        return {}
-    if isinstance(kind, click.Choice):
-        return {"choices": kind.choices}
-    if isinstance(kind, click.IntRange | click.FloatRange):
-        bounds = {name: getattr(kind, name) for name in ("min", "max", "min_open", "max_open")}
-        set_bounds = {key: value for key, value in bounds.items() if value is not None and value is not False}
-        return {"range": kind.name.partition(" ")[0], **set_bounds}
-    if isinstance(kind, click.Path):
-        return {"type": "path" if kind.file_okay else "folder"}
-    return {"type": type(kind).__name__ if type(kind).__name__ in _COMPLETING_TYPES else kind.name}
 
 
 class _OutlinedGroup(click.Group, SectionedCommand):
@@ -192,7 +131,7 @@ def _build(name: str, description: Description) -> click.Command:
 
 
 def _build_parameter(description: Description) -> click.Parameter:
-    attributes: dict[str, Any] = {key: description[key] for key in _OPTION_ATTRIBUTES if key in description}
+    attributes: dict[str, Any] = {key: description[key] for key in OPTION_ATTRIBUTES if key in description}
     attributes["type"] = _build_type(description)
     names: list[str] = description["names"]
     if description.get("is_argument"):
@@ -214,6 +153,6 @@ def _build_type(description: Description) -> Any:
     name = description.get("type")
     if name in ("path", "folder"):
         return click.Path(file_okay=name == "path")
-    if name in _COMPLETING_TYPES:
-        return _COMPLETING_TYPES[name]()
+    if name in COMPLETING_TYPES:
+        return COMPLETING_TYPES[name]()
     return _NamedType(name) if name else None
