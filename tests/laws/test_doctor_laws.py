@@ -24,6 +24,7 @@ from nodewise.doctor.parsing import certificates, objects, scheduler_configurati
 from nodewise.policies import taspolicy_parser
 from nodewise.policies.policy_objects import PolicyObject
 from nodewise.policies.state import POLICY_KINDS
+from nodewise.tls.x509_certificates import public_key_of_private_key
 from tests.unit.doctor.facts_factory import NOW, POLICY, SOUND
 
 TEXTS = st.text(st.characters(exclude_categories=["Cs"]), max_size=12)
@@ -91,7 +92,7 @@ def test_texts_of_any_kind_are_read(text: bytes) -> None:
     objects.parse_settings(text)
     workloads.parse_metrics("p", text, 0.0)
     certificates.parse_pem(text)
-    certificates.public_key(text)
+    public_key_of_private_key(text)
     certificates.parse_der([text])
 
 

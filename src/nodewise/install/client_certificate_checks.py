@@ -5,14 +5,18 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Final, NamedTuple
 
 from cryptography import x509
-from cryptography.exceptions import UnsupportedAlgorithm
-from cryptography.hazmat.primitives.serialization import Encoding, load_pem_private_key
+from cryptography.hazmat.primitives.serialization import Encoding
 from cryptography.x509.oid import ExtendedKeyUsageOID
 
 from nodewise.base.errors import Problem, shown
 from nodewise.server.client_authorizer import parse_client_certificate
 from nodewise.server.options import ISSUED_CLIENT, SCHEDULER
-from nodewise.tls.x509_certificates import is_ca, load_certificates, public_key_as_der
+from nodewise.tls.x509_certificates import (
+    is_ca,
+    load_certificates,
+    public_key_as_der,
+    public_key_of_private_key,
+)
 
 _EXPIRY_WARNING: Final = dt.timedelta(days=30)
 
@@ -35,12 +39,12 @@ def check_client_certificate_files(
 ) -> CheckResult:
     """Problems and warnings of a client certificate. `others`: nearby files that may hold the certificate of a CA."""
     chain, authority = load_certificates(credentials.cert), load_certificates(credentials.ca or b"")
-    key = _load_public_key(credentials.key)
+    key = public_key_of_private_key(credentials.key)
     problems = list(_missing_pem_problems(chain, key))
     if credentials.ca is not None and not authority:
         problems.append(Problem("--ca", "no certificate in PEM", "the CA of nodewise's certificate"))
     warnings: list[str] = []
-    if chain and key is not None:
+    if chain and key:
         problems += _client_certificate_problems(chain[0], key, now)
         warnings += _client_certificate_warnings(chain[0], now)
         ca_key_problem = _ca_key_problem(
@@ -57,10 +61,10 @@ def check_client_certificate_files(
     return CheckResult(problems, warnings)
 
 
-def _missing_pem_problems(chain: Sequence[x509.Certificate], key: bytes | None) -> Iterable[Problem]:
+def _missing_pem_problems(chain: Sequence[x509.Certificate], key: bytes) -> Iterable[Problem]:
     if not chain:
         yield Problem("-cert", "no certificate in PEM", "a client certificate")
-    if key is None:
+    if not key:
         yield Problem("-key", "no private key in PEM without a password", "that of the certificate")
 
 
@@ -122,10 +126,3 @@ def _files_with_ca_certificate_of_key(
         ):
             owners.append(name)
     return owners
-
-
-def _load_public_key(data: bytes) -> bytes | None:
-    try:
-        return public_key_as_der(load_pem_private_key(data, None).public_key())
-    except (ValueError, TypeError, UnsupportedAlgorithm):
-        return None

@@ -247,6 +247,14 @@ def is_ca(certificate: x509.Certificate) -> bool:
         return True
 
 
+def public_key_of_private_key(pem: bytes) -> bytes:
+    """The public key of a private key in PEM, as DER; empty if there is no key that can be read."""
+    try:
+        return public_key_as_der(serialization.load_pem_private_key(pem, None).public_key())
+    except (ValueError, TypeError, UnsupportedAlgorithm):
+        return b""
+
+
 def public_key_as_der(key: PublicKeyTypes) -> bytes:
     """A public key as DER. A certificate and its private key have the same one."""
     return key.public_bytes(serialization.Encoding.DER, serialization.PublicFormat.SubjectPublicKeyInfo)

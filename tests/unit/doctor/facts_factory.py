@@ -25,7 +25,7 @@ from nodewise.doctor.facts import (
 )
 from nodewise.doctor.parsing import certificates, scheduler_configuration
 from nodewise.doctor.parsing.objects import Container, Workload
-from nodewise.tls.x509_certificates import CertificateIssuer, SignedCertificate
+from nodewise.tls.x509_certificates import CertificateIssuer, SignedCertificate, public_key_of_private_key
 
 NOW = datetime(2026, 5, 1, tzinfo=UTC)
 YEAR = timedelta(days=365)
@@ -111,7 +111,7 @@ def signed(leaf: SignedCertificate, authority: CertificateIssuer = AUTHORITY) ->
     return EntryCertificates(
         certificates.parse_pem(authority.cert),
         certificates.parse_pem(leaf.cert),
-        certificates.public_key(leaf.key),
+        public_key_of_private_key(leaf.key),
     )
 
 

@@ -39,7 +39,7 @@ from nodewise.install.scheduler_versions import SchedulerVersion
 from nodewise.metrics import missing_values
 from nodewise.metrics.missing_values import Cause, NodesWithoutValues
 from nodewise.policies import policy_status, policy_status_fields
-from nodewise.tls.x509_certificates import CertificateIssuer
+from nodewise.tls.x509_certificates import CertificateIssuer, public_key_of_private_key
 from tests.unit.doctor import facts_factory
 from tests.unit.doctor.facts_factory import (
     ACCOUNT,
@@ -488,7 +488,7 @@ CASES: dict[str, dict[str, Facts]] = {
         "over": certificates_of(signed(LONG_AGO.client(CLIENT))),
         "for servers": certificates_of(signed(AUTHORITY.server([CLIENT], CLIENT))),
         "another's key": certificates_of(
-            signed(OWN)._replace(key=certificates.public_key(SOON.client("x").key))
+            signed(OWN)._replace(key=public_key_of_private_key(SOON.client("x").key))
         ),
         "another name": certificates_of(signed(AUTHORITY.client("kubelet"))),
         "another name than by default": with_client_name("kubelet"),

@@ -41,8 +41,8 @@ from nodewise.doctor.facts import (
     UnavailableFact,
     readable,
 )
-from nodewise.doctor.parsing import certificates, objects, scheduler_configuration
-from nodewise.doctor.parsing.certificates import Chain, is_signed_by, is_valid_for, parse_der
+from nodewise.doctor.parsing import objects, scheduler_configuration
+from nodewise.doctor.parsing.certificates import Chain, is_signed_by, is_valid_for, parse_der, parse_pem
 from nodewise.doctor.parsing.objects import (
     Container,
     Workload,
@@ -62,6 +62,7 @@ from nodewise.install.scheduler_configuration import DEFAULT_SCHEDULER
 from nodewise.kube.resource_kinds import ENDPOINT_SLICES, Resource, selector
 from nodewise.server.options import is_loopback
 from nodewise.server.server_tls_context import peer_certificates
+from nodewise.tls.x509_certificates import public_key_of_private_key
 
 _SERVICES: Final = Resource("", "v1", "services", "Service")
 _CONNECT_TIMEOUT_S: Final = 3.0
@@ -348,7 +349,7 @@ class _EntryFiles(NamedTuple):
     async def read_chain(self, data: bytes, file: str) -> Chain | UnavailableFact | None:
         """The certificates in the configuration, or else in a file; None without both."""
         if data:
-            return certificates.parse_pem(data)
+            return parse_pem(data)
         return await read_certificate_chain(self.read(file)) if file else None
 
 
@@ -377,7 +378,7 @@ async def _read_entry_certificates_and_server(
     key: bytes | UnavailableFact | None = entry.key_data or None
     if not key and entry.key_file:
         pem = await attempt(files.read(entry.key_file))
-        key = pem if isinstance(pem, UnavailableFact) else certificates.public_key(pem)
+        key = pem if isinstance(pem, UnavailableFact) else public_key_of_private_key(pem)
     own = EntryCertificates(
         await files.read_chain(entry.ca_data, entry.ca_file),
         await files.read_chain(entry.cert_data, entry.cert_file),

@@ -8,9 +8,10 @@ from typing import Final, NamedTuple
 
 from cryptography import x509
 from cryptography.exceptions import UnsupportedAlgorithm
-from cryptography.hazmat.primitives.serialization import Encoding, load_pem_private_key
-from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
+from cryptography.hazmat.primitives.serialization import Encoding
+from cryptography.x509.oid import NameOID
 
+from nodewise.server.client_authorizer import parse_client_certificate
 from nodewise.tls.x509_certificates import certificate_names, is_ca, is_issued_by, public_key_as_der
 
 _MAX_CERTIFICATES: Final = 50
@@ -48,14 +49,6 @@ def parse_der(certificates: Iterable[bytes]) -> Chain:
         return tuple(_parse_certificate(x509.load_der_x509_certificate(der)) for der in certificates)
     except _ERRORS:
         return ()
-
-
-def public_key(pem: bytes) -> bytes:
-    """The public key of a private key, DER; empty if there is no key that can be read."""
-    try:
-        return public_key_as_der(load_pem_private_key(pem, None).public_key())
-    except _ERRORS:
-        return b""
 
 
 def is_signed_by(
@@ -96,22 +89,15 @@ def _is_issued_by(certificate: ParsedCertificate, issuer: ParsedCertificate) -> 
 
 
 def _parse_certificate(certificate: x509.Certificate) -> ParsedCertificate:
-    """Without the extended key usage clientAuth a certificate is not for clients: nodewise rejects it
-    (`server.client_authorizer`).
-    """
-    try:
-        usage = certificate.extensions.get_extension_for_class(x509.ExtendedKeyUsage).value
-        for_client = ExtendedKeyUsageOID.CLIENT_AUTH in usage
-    except (x509.ExtensionNotFound, ValueError):
-        for_client = False
+    der = certificate.public_bytes(Encoding.DER)
     return ParsedCertificate(
         names=_certificate_names(certificate),
         not_before=certificate.not_valid_before_utc,
         not_after=certificate.not_valid_after_utc,
         is_ca=is_ca(certificate),
         public_key=public_key_as_der(certificate.public_key()),
-        for_client=for_client,
-        der=certificate.public_bytes(Encoding.DER),
+        for_client=parse_client_certificate(der).for_client,
+        der=der,
     )
 
 

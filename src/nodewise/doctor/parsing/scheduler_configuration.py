@@ -10,7 +10,6 @@ from typing import Any, Final, NamedTuple
 from urllib.parse import urlsplit
 
 from nodewise.base.errors import BadInput, short, shown
-from nodewise.doctor.parsing import certificates
 from nodewise.doctor.parsing.objects import (
     get_field_ignoring_case,
     get_list,
@@ -22,6 +21,7 @@ from nodewise.install.scheduler_configuration import DEFAULT_SCHEDULER
 from nodewise.install.scheduler_configuration_fields import KIND, NEWEST_FIELD
 from nodewise.install.scheduler_versions import NEWEST, SchedulerVersion
 from nodewise.kube import object_files
+from nodewise.tls.x509_certificates import public_key_of_private_key
 
 _NODEWISE_PATH: Final = re.compile(r"/(?:scheduler|agents/(?P<agent>[^/]+))/[^/]")
 _MAX_PATH: Final = 1000
@@ -219,7 +219,7 @@ def _parse_extender_entry(number: int, value: Any) -> ExtenderEntry:
         key_file=_get_text_field(tls, "keyFile"),
         ca_data=_decode_base64_field(tls, "caData"),
         cert_data=_decode_base64_field(tls, "certData"),
-        key_data=certificates.public_key(_decode_base64_field(tls, "keyData")),
+        key_data=public_key_of_private_key(_decode_base64_field(tls, "keyData")),
         has_key_data=bool(get_field_ignoring_case(tls, "keyData")),
         managed_resources=tuple(
             ManagedResource(name, get_field_ignoring_case(item, "ignoredByScheduler") is True)
