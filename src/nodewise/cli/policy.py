@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, NamedTuple
 import click
 import msgspec
 
-from nodewise.base.errors import BadInput, NodewiseError, Problem, counted, did_you_mean, shown
+from nodewise.base.errors import BadInput, NodewiseError, Problem, Unavailable, counted, did_you_mean, shown
 from nodewise.base.option import Argument, Option
 from nodewise.cli import terminal_output
 from nodewise.cli.main import CommandTable
@@ -224,6 +224,8 @@ def _prometheus_facts(
                         )
                 try:
                     own_names = await client.metric_names(time.time() - _NAMES_RANGE_S)
+                except Unavailable:
+                    raise
                 except NodewiseError as error:  # a gateway may allow only queries
                     terminal_output.print_message(f"Warning: the names of metrics are not known: {error}")
                     is_complete = False

@@ -167,6 +167,27 @@ def test_a_gateway_without_names_of_metrics_does_not_prevent_lint(
     assert "Warning: the names of metrics are not known" in done.stderr
 
 
+@pytest.mark.parametrize("is_reachable", [False, True])
+def test_policy_without_queries_is_not_checked_without_prometheus(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, is_reachable: bool
+) -> None:
+    def respond(request: httpx2.Request) -> httpx2.Response:
+        if is_reachable:
+            return httpx2.Response(503, text="overloaded")
+        raise httpx2.ConnectError("refused", request=request)
+
+    monkeypatch.setattr(client, "HttpTransport", lambda **_: httpx2.MockTransport(respond))
+    file = tmp_path / "policy.yaml"
+    file.write_text(
+        "{apiVersion: nodewise.io/v1alpha1, kind: PlacementPolicy, metadata: {name: a, namespace: web},"
+        " spec: {podSelector: {}, avoid: [{metric: other, above: 1}]}}"
+    )
+    arguments = ["policy", "lint", str(file), "--prometheus-url=http://prometheus.example"]
+    done = CliRunner().invoke(main.command, arguments)
+    assert (done.exit_code, done.stdout) == (1, ""), done.stdout
+    assert "names of metrics of http://prometheus.example" in str(done.exception)
+
+
 @pytest.mark.parametrize(
     ("query", "expected"),
     [
