@@ -96,6 +96,8 @@ class PolicyComparison(NamedTuple):
     devices: Sequence[DeviceChange] = ()
     device_count: int = 0
     """The devices of the drivers that device rules name."""
+    unknown_devices: Sequence[str] = ()
+    """Those without a value for a rule that differs: nobody knows whether they change."""
 
     @property
     def is_comparable(self) -> bool:
@@ -266,17 +268,20 @@ def _with_devices(  # complexity: two sides, and policies that are invalid
     kept = {name: taint for name, taint in before.taints.wanted.items() if taint.policy not in invalid}
     changes = device_timeline.device_changes(before.taints._replace(wanted=kept), after.taints)
     unknown = before.unknown_devices(after) | after.unknown_devices(before)
-    compared = [change for change in changes if change.device not in unknown]
-    if left_out := len(changes) - len(compared):
-        notes.append(f"{counted(left_out, 'device')} without a value before or after: not compared")
+    if unknown:
+        has, change = ("has", "it changes") if len(unknown) == 1 else ("have", "they change")
+        notes.append(
+            f"{counted(len(unknown), 'device')} {has} no value for a rule that differs: whether {change} is unknown"
+        )
     count = len(
         {str(each) for timeline in timelines for each in timeline.table.ids[: timeline.table.present]}
     )
     return comparison._replace(
         notes=[*comparison.notes, *invalid.values(), *notes],
         device_rules=list(device_timeline.device_rule_changes(*map(policy_diff.parse_policies, sides))),
-        devices=compared,
+        devices=[change for change in changes if change.device not in unknown],
         device_count=count,
+        unknown_devices=sorted(unknown),
     )
 
 
@@ -383,7 +388,8 @@ def _summary(comparison: PolicyComparison) -> str:
             return summary
         rules = len(comparison.device_rules)
         devices = f"{len(comparison.devices):,} of {counted(comparison.device_count, 'device')} change"
-        return f"{summary}, {counted(rules, 'device rule')} and {devices}"
+        unknown = f", {len(comparison.unknown_devices):,} unknown" if comparison.unknown_devices else ""
+        return f"{summary}, {counted(rules, 'device rule')} and {devices}{unknown}"
     if not comparison.is_comparable:
         return "nothing was compared"
     now = " now" if comparison.history else ""
@@ -531,6 +537,7 @@ def _devices_document(comparison: PolicyComparison) -> Mapping[str, Any]:
             }
             for change in comparison.devices
         ],
+        "unknown_devices": comparison.unknown_devices,
     }
 
 

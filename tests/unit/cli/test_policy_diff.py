@@ -345,7 +345,7 @@ def test_the_objects_of_a_cluster_with_the_metrics_of_a_file(folder: Path) -> No
     assert lines[2] == "c 1 rank 3 rejected: placement policy web/cool: temp above 70"
 
 
-def test_tainted_device_without_a_value_is_no_change(tmp_path: Path) -> None:
+def test_device_without_a_value_is_unknown(tmp_path: Path) -> None:
     """Without Prometheus, nobody knows whether the new rule would taint the device."""
     rule = {"metric": "xid", "above": 0, "driver": "gpu.example.com", "deviceLabel": "UUID"}
     document = {
@@ -376,12 +376,18 @@ def test_tainted_device_without_a_value_is_no_change(tmp_path: Path) -> None:
     inputs = tmp_path / "inputs.yaml"
     inputs.write_text(_NODES + "".join(f"---\n{msgspec.yaml.encode(item).decode()}" for item in objects))
 
-    def changes(old: str, new: str) -> tuple[list[str], list[str]]:
-        arguments = [*(str(tmp_path / f"{side}.yaml") for side in (old, new)), str(inputs), "--output=json"]
-        output = msgspec.json.decode(CliRunner().invoke(policy_diff.command, arguments).stdout)
-        return [change["device"] for change in output["devices"]], output["notes"]
+    def diff(old: str, new: str, *options: str) -> str:
+        arguments = [*(str(tmp_path / f"{side}.yaml") for side in (old, new)), str(inputs), *options]
+        return CliRunner().invoke(policy_diff.command, arguments).stdout
 
-    assert changes("old", "new") == ([], ["1 device without a value before or after: not compared"])
+    def changes(old: str, new: str) -> tuple[list[str], list[str]]:
+        output = msgspec.json.decode(diff(old, new, "--output=json"))
+        return [change["device"] for change in output["devices"]], output["unknown_devices"]
+
+    assert changes("old", "new") == ([], [str(device)])
+    lines = diff("old", "new").splitlines()
+    assert lines[0] == "Note: 1 device has no value for a rule that differs: whether it changes is unknown"
+    assert lines[-1].endswith("1 device rule and 0 of 1 device change, 1 unknown")
     assert changes("old", "none") == ([str(device)], [])
     # the rule that stays has no value before and after, and changes nothing
     assert changes("both", "other") == ([str(device)], [])
