@@ -13,7 +13,9 @@ import yaml
 from msgspec.structs import replace
 from numpy.typing import NDArray
 
+from nodewise import agents
 from nodewise.agent import ClusterState, NodeIndex, Snapshot, StateBuilder
+from nodewise.agents.gpu import gpu_pod_fields
 from nodewise.base import clock, cooperative_scheduling
 from nodewise.base.clock import SystemClock
 from nodewise.base.errors import BadInput, BadSettings, NodewiseError, Problem, shown
@@ -25,6 +27,7 @@ from nodewise.cli.options_from_settings import ClusterOptions, CommandLine, Repl
 from nodewise.cli.parameter_types import AgentNames, NamespaceName
 from nodewise.cli.setting_declarations import CommandOptions
 from nodewise.cli.terminal_output import Progress
+from nodewise.devices.device_inventory import RESOURCE_SLICES
 from nodewise.engine import cluster_state_changes, decision_json
 from nodewise.engine.agent_chain import AgentChain, ChainOptions, assign_weights
 from nodewise.engine.decision import Decision
@@ -38,6 +41,7 @@ from nodewise.metrics.metrics_source import RefreshOptions
 from nodewise.metrics.prometheus.options import PrometheusOptions
 from nodewise.metrics.series import ValueState, pack_samples
 from nodewise.observe import logs
+from nodewise.policies.agent import SCHEDULING_RESOURCE
 
 _GETS: Final = "GETS"
 _DETAILS: Final = "DETAILS"
@@ -111,24 +115,42 @@ def _is_node(decision: Decision, node: str) -> NDArray[np.bool_]:
     return np.array([name == node for name in decision.names], bool)
 
 
-def decide_pod(chain: AgentChain, pod: Any, names: list[str], snapshot: Snapshot) -> PodDecision:
-    """Filter, then score the remaining nodes, like kube-scheduler. A running pod's own resources count as free."""
+def decide_pod(  # complexity: devices that only are predicted, and those that do not fit
+    chain: AgentChain,
+    pod: Any,
+    names: list[str],
+    snapshot: Snapshot,
+    *,
+    devices: AgentChain | None = None,
+    are_slices_known: bool = True,
+) -> PodDecision:
+    """Filter, then score the remaining nodes, like kube-scheduler. A running pod's own resources count as free.
+
+    `devices` is the agent gpu if the running nodewise does not have it: it only predicts the devices of waiting pods.
+    """
+    # start-up time: most pods have no claims
+    from nodewise.agents.gpu.device_placement import DeviceDetails
+
     node: str = pod.spec.nodeName
     filtered = chain.filter(pod, names, snapshot, snapshot.at)
+    if devices is not None and not node:
+        predicted = tuple(
+            (agent, replace(verdict, codes=np.zeros_like(verdict.codes), reasons=()))
+            for agent, verdict in devices.filter(pod, names, snapshot, snapshot.at).verdicts
+            if isinstance(verdict.details, DeviceDetails)
+        )
+        filtered = replace(filtered, verdicts=(*filtered.verdicts, *predicted))
     if node in snapshot.nodes:
         evicted = {node: frozenset({pod.metadata.uid})}
         without_pod = chain.preempt(pod, evicted, snapshot, snapshot.at)
         filtered = _pass_own_node_without_pod(filtered, node, without_pod)
     left = filtered.names[filtered.feasible()].tolist()
     scored, passing = chain.prioritize(pod, left, snapshot, snapshot.at), set(left)
-    # start-up time: most pods have no claims
-    from nodewise.agents.gpu.device_placement import DeviceDetails
-
     misfits = {
         name: details.text(position)
         for decision in (filtered, scored)  # those of first-fit are in the verdict
         for _, details in decision.details()
-        if isinstance(details, DeviceDetails)
+        if isinstance(details, DeviceDetails) and are_slices_known
         for position in np.flatnonzero(details.misfits()).tolist()
         if (name := decision.names[position]) in passing
     }
@@ -413,6 +435,8 @@ class DecisionInputs(NamedTuple):
     """As in `PodDecisions`."""
     running_source: str
     """Which settings and values of a running nodewise were used; empty for none."""
+    only_predicts_devices: bool = False
+    """Whether the agent gpu only predicts devices, because the running nodewise does not have it."""
 
 
 @settings_command(
@@ -437,7 +461,8 @@ def command(command_line: CommandLine) -> None:
     may reach, metrics are read with your rights. Nothing is written. Files override objects of the cluster. Waiting
     pods are decided. With --running, pods on nodes are decided, too: the output shows which of them a policy rejects
     on their node, and where they would go. Only nodewise's agents decide: requests, taints and affinity are checked
-    by kube-scheduler.
+    by kube-scheduler. Nodes whose free devices do not fit the claims of a waiting pod are not counted; -o json has them
+    in misfits.
 
     \b
     Examples:
@@ -470,7 +495,7 @@ def command(command_line: CommandLine) -> None:
 def _print_decisions(inputs: DecisionInputs, own: DecideOptions) -> bool:
     """Print the decisions, and return whether every pod may stay on its node or fits on one."""
     is_acceptable = PRINTERS[own.output](_decide_pods(inputs, live=own.cluster))
-    gpus = inputs.states.get("gpu")
+    gpus = None if inputs.only_predicts_devices else inputs.states.get("gpu")
     problems = gpus.problems(inputs.objects.objects) if gpus is not None else {}
     for node, texts in list(problems.items())[:_MAX_NODES_WITH_PROBLEMS]:
         terminal_output.print_message(f"Warning: {node}: {'; '.join(texts)}")
@@ -478,6 +503,10 @@ def _print_decisions(inputs: DecisionInputs, own: DecideOptions) -> bool:
         terminal_output.print_message(
             f"Warning: {more} more nodes with GPUs have problems; GET /state/gpu lists them"
         )
+    if RESOURCE_SLICES in inputs.objects.refused and any(
+        map(_may_request_devices, _pods_to_decide(inputs.objects, inputs.selection))
+    ):
+        terminal_output.print_message("whether free devices fit pods is not checked without resourceslices")
     telemetry = inputs.snapshot.agent_states.get("telemetry")
     if own.cluster and telemetry is not None:
         pods = _pods_to_decide(inputs.objects, inputs.selection)
@@ -485,7 +514,9 @@ def _print_decisions(inputs: DecisionInputs, own: DecideOptions) -> bool:
     return is_acceptable
 
 
-def _decide_pods(inputs: DecisionInputs, *, live: bool) -> PodDecisions:
+def _decide_pods(  # complexity: what is missing, and an agent that only predicts devices
+    inputs: DecisionInputs, *, live: bool
+) -> PodDecisions:
     """The decisions of all pods, computed lazily. `BadInput` without nodes, and for files without pods to decide."""
     selection = inputs.selection
     pods = _pods_to_decide(inputs.objects, selection)
@@ -497,9 +528,18 @@ def _decide_pods(inputs: DecisionInputs, *, live: bool) -> PodDecisions:
     if problems:
         raise BadInput("decide", problems)
     plugins = [kind.agent(selection.options[kind.name]) for kind in inputs.objects.kinds]
+    are_slices_known = RESOURCE_SLICES not in inputs.objects.refused
+    devices = None
+    if inputs.only_predicts_devices:
+        if are_slices_known:
+            devices = AgentChain([plugin for plugin in plugins if plugin.name == "gpu"])
+        plugins = [plugin for plugin in plugins if plugin.name != "gpu"]
     chain = AgentChain(plugins, assign_weights(plugins, inputs.chain_options), inputs.states)
-    names = inputs.objects.node_names
-    decisions = (decide_pod(chain, pod, names, inputs.snapshot) for pod in pods)
+    names, snapshot = inputs.objects.node_names, inputs.snapshot
+    decisions = (
+        decide_pod(chain, pod, names, snapshot, devices=devices, are_slices_known=are_slices_known)
+        for pod in pods
+    )
     return PodDecisions(decisions, selection.running, inputs.ahead_s, inputs.running_source)
 
 
@@ -527,13 +567,13 @@ def _select_inputs(command_line: CommandLine) -> InputSelection:
     """What to read. `BadSettings` if an agent or an option cannot be used."""
     own = command_line.settings(DecideOptions)
     names = [name.strip() for name in own.agent_names.split(",") if name.strip()]
-    agents = agent_selection.load_agents_by_name(names or command_line.running_agents)
-    agents = agents or agent_selection.agents_without_conflicts()
+    kinds = agent_selection.load_agents_by_name(names or command_line.running_agents)
+    kinds = kinds or agent_selection.agents_without_conflicts()
     return InputSelection(
         own.paths,
         own.policies,
         names,
-        {kind.name: command_line.agent_options(kind) for kind in agents},
+        {kind.name: command_line.agent_options(kind) for kind in kinds},
         own.only_namespace,
         own.running,
     )
@@ -578,11 +618,21 @@ async def _read_cluster(command_line: CommandLine, api: HttpApi, printed: set[st
     return inputs
 
 
-async def _read_and_evaluate(
+async def _read_and_evaluate(  # complexity: sources of settings, values and times
     command_line: CommandLine, api: Api | None, running: RunningConfiguration | None
 ) -> DecisionInputs:
     selection = _select_inputs(command_line)
-    inputs = await decide_inputs.read_objects(selection, api)
+    lacks_devices = running is not None and not selection.agents and "gpu" not in selection.options
+    pod_fields = [gpu_pod_fields.RequestedGpuPod] if lacks_devices else []
+    inputs = await decide_inputs.read_objects(selection, api, pod_fields=pod_fields)
+    only_predicts_devices = lacks_devices and any(
+        map(_may_request_devices, _pods_to_decide(inputs, selection))
+    )
+    if only_predicts_devices:
+        gpu = agents.load("gpu")
+        options = {**selection.options, gpu.name: command_line.agent_options(gpu)}
+        selection = selection._replace(options=options)
+        inputs = await decide_inputs.read_objects(selection, api)
     refresh = command_line.settings(RefreshOptions)
     states = {
         kind.name: kind.state(selection.options[kind.name], refresh.sync_period_s) for kind in inputs.kinds
@@ -613,7 +663,14 @@ async def _read_and_evaluate(
         command_line.settings(ChainOptions),
         _values_of_the_future(metrics_snapshot, at),
         source,
+        only_predicts_devices,
     )
+
+
+def _may_request_devices(pod: Any) -> bool:
+    """Whether a waiting pod has claims, or extended resources, which a DeviceClass may count."""
+    resources = decide_inputs.extended_resources(pod) - {SCHEDULING_RESOURCE}
+    return not pod.spec.nodeName and bool(pod.spec.resource_claims or resources)
 
 
 def _values_of_the_future(snapshot: MetricsSnapshot, at: float) -> dict[tuple[str, str], float]:

@@ -35,6 +35,8 @@ from nodewise.cli.extender_options import InputAndLogOptions
 from nodewise.cli.options_from_settings import CommandLine, ReplicaOptions
 from nodewise.cli.setting_declarations import CommandOptions
 from nodewise.cli.terminal_output import Progress
+from nodewise.devices import resource_claims
+from nodewise.devices.device_allocation import requested_amounts
 from nodewise.engine import metric_values_endpoint, object_feed
 from nodewise.engine.metric_values_endpoint import MetricValuesPage
 from nodewise.engine.recording_file import AgentHeader
@@ -43,7 +45,7 @@ from nodewise.kube.api_server_interface import Api, NotFound
 from nodewise.kube.http_client import HttpApi
 from nodewise.kube.object_files import FileObjects
 from nodewise.kube.replicas import AdminServer, Replica
-from nodewise.kube.resource_kinds import NAMESPACES, NODES, PODS, RESOURCE_CLAIMS, Resource
+from nodewise.kube.resource_kinds import DEVICE_CLASSES, NAMESPACES, NODES, PODS, RESOURCE_CLAIMS, Resource
 from nodewise.kube.struct_type_merge import merge
 from nodewise.metrics import metric_files, node_attributes, source_table
 from nodewise.metrics.metrics_snapshot import MetricsSnapshot
@@ -147,6 +149,8 @@ class ObjectsAndMetrics(NamedTuple):
     objects: Mapping[str, ObjectsByKey]
     """By the name in `Watched`."""
     snapshot: MetricsSnapshot
+    refused: frozenset[str] = frozenset()
+    """The names in `Watched` of objects that count as absent because the rights to read them are missing."""
 
     @property
     def node_names(self) -> list[str]:
@@ -218,10 +222,13 @@ class _ObjectSources(NamedTuple):
 
 
 async def read_objects(
-    selection: InputSelection, api: Api | None, more: Sequence[Watched] = ()
+    selection: InputSelection,
+    api: Api | None,
+    more: Sequence[Watched] = (),
+    pod_fields: Sequence[type[msgspec.Struct]] = (),
 ) -> ObjectsAndMetrics:
-    """All inputs except the metrics of live sources, with more kinds than agents read. `BadInput` names what cannot be
-    read in files.
+    """All inputs except the metrics of live sources, with more kinds and fields of pods than agents read. `BadInput`
+    names what cannot be read in files.
     """
     kinds = [agents.load(name) for name in selection.options]
     plain, tables = metric_files.split_paths(selection.paths)
@@ -229,10 +236,11 @@ async def read_objects(
     all_watched = object_feed.watched_objects(kinds, selection.options)
     _warn_of_misspelled_kinds(sources, [NODES, PODS, *(watched.resource for watched in all_watched)])
     node_type = object_feed.merge_node_types(kinds)
-    pod_type = merge("Pod", PodPlacement, _NativePodFields, *(kind.pod_fields for kind in kinds))
+    pod_type = merge("Pod", PodPlacement, _NativePodFields, *(kind.pod_fields for kind in kinds), *pod_fields)
     pods_of_cluster = _NOT_FINISHED if selection.running else _WAITING
     own = [watched for watched in all_watched if watched.resource != PODS and not watched.own_namespace]
     others = [*own, *more]
+    refused: set[str] = set()
     nodes, pods, *lists = await _run_queries(
         sources,
         [
@@ -244,6 +252,7 @@ async def read_objects(
                 for watched in others
             ),
         ],
+        refused,
     )
     objects = {watched.name: listed for watched, listed in zip(others, lists, strict=True)}
 
@@ -252,7 +261,7 @@ async def read_objects(
         kinds = list(filter(concerned, kinds))
     objects |= await _read_bound_pods(sources, kinds, selection)
     snapshot = metric_files.read_snapshot(sources.files, tables, node_facts(nodes))
-    return ObjectsAndMetrics(kinds, nodes, pods, objects, snapshot)
+    return ObjectsAndMetrics(kinds, nodes, pods, objects, snapshot, frozenset(refused))
 
 
 def _has_work(
@@ -262,13 +271,35 @@ def _has_work(
     pods: ObjectsByKey,
     kind: AgentKind,
 ) -> bool:
-    """Whether one of the agent's objects exists, other than namespaces, or the agent says that it has work."""
+    """Whether one of the agent's objects exists, other than namespaces, or the agent says that it has work.
+
+    An agent that reads DeviceClasses has work if a pod requests a resource that one of them counts.
+    """
     options = selection.options[kind.name]
-    return any(
+    all_watched = kind.watched(options)
+    if any(
         objects.get(watched.name)
-        for watched in kind.watched(options)
+        for watched in all_watched
         if watched.resource != NAMESPACES and not watched.is_optional
-    ) or kind.concerns(options, nodes.values(), pods.values())
+    ) or kind.concerns(options, nodes.values(), pods.values()):
+        return True
+    classes = [
+        each
+        for watched in all_watched
+        if watched.resource == DEVICE_CLASSES
+        for each in objects[watched.name].values()
+    ]
+    counted = resource_claims.classes_by_resource(classes)
+    return bool(counted) and any(
+        not counted.keys().isdisjoint(extended_resources(pod)) for pod in pods.values()
+    )
+
+
+def extended_resources(pod: Any) -> set[str]:
+    """The extended resources that the containers of a pod request."""
+    spec = pod.spec
+    containers = (*(spec.containers or ()), *(spec.initContainers or ()))
+    return {name for each in containers for name in requested_amounts(each) if "/" in name}
 
 
 async def _read_bound_pods(
@@ -321,9 +352,13 @@ async def read_nodes(
     return ObjectsAndMetrics((), nodes, {}, objects, snapshot)
 
 
-async def _run_queries(sources: _ObjectSources, queries: Sequence[_ObjectQuery]) -> list[ObjectsByKey]:
-    """The objects of the cluster and of files for each query, by namespace and name."""
-    listed = await _list_from_cluster(sources.api, queries) if sources.api else [{} for _ in queries]
+async def _run_queries(
+    sources: _ObjectSources, queries: Sequence[_ObjectQuery], refused: set[str] | None = None
+) -> list[ObjectsByKey]:
+    """The objects of the cluster and of files for each query, by namespace and name; `refused` as in
+    `_list_from_cluster`.
+    """
+    listed = await _list_from_cluster(sources.api, queries, refused) if sources.api else [{} for _ in queries]
     return [
         dict(listed_objects)
         | {
@@ -335,8 +370,12 @@ async def _run_queries(sources: _ObjectSources, queries: Sequence[_ObjectQuery])
     ]
 
 
-async def _list_from_cluster(api: Api, queries: Sequence[_ObjectQuery]) -> list[ObjectsByKey]:
-    """The objects of the cluster for each query; the requests run concurrently."""
+async def _list_from_cluster(
+    api: Api, queries: Sequence[_ObjectQuery], refused: set[str] | None
+) -> list[ObjectsByKey]:
+    """The objects of the cluster for each query; the requests run concurrently. `refused` gets the names of objects
+    that cannot be read.
+    """
     counts: dict[str, int] = {}
 
     def show_count(name: str, count: int) -> None:
@@ -357,6 +396,8 @@ async def _list_from_cluster(api: Api, queries: Sequence[_ObjectQuery]) -> list[
         except Refused as error:
             if not watched.is_optional:
                 raise
+            if refused is not None:
+                refused.add(watched.name)
             messages.append(f"{resource.plural} cannot be read and count as absent: {error}")
         return {}
 

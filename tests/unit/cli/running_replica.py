@@ -14,11 +14,11 @@ import pytest
 
 from nodewise import agents
 from nodewise.base import cooperative_scheduling
-from nodewise.base.errors import NodewiseError
+from nodewise.base.errors import NodewiseError, Refused
 from nodewise.engine import metric_values_endpoint
 from nodewise.engine.agent_chain import ChainOptions
 from nodewise.engine.request_recorder import ReplaySettings
-from nodewise.kube.resource_kinds import NODES, PODS
+from nodewise.kube.resource_kinds import DEVICE_CLASSES, NODES, PODS, RESOURCE_CLAIMS, RESOURCE_SLICES
 from nodewise.metrics.metrics_snapshot import MetricsSnapshot
 from nodewise.metrics.series import Sample, Series
 from nodewise.policies.policy_objects import RESOURCES
@@ -76,14 +76,19 @@ class ForwardingApi:
     def __init__(self, api: FakeApi) -> None:
         self.objects = api
         self.forward = FakePortForward()
+        self.refused = ""
+        """The plural of a kind that cannot be read."""
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
         if scope["type"] == "websocket":
             await self.forward(scope, receive, send)
             return
         query = dict(parse_qsl(scope["query_string"].decode()))
+        path = scope["raw_path"].decode()
         try:
-            code, body = 200, await self.objects.get(scope["raw_path"].decode(), query)
+            if self.refused and path.endswith(f"/{self.refused}"):
+                raise Refused(path)
+            code, body = 200, await self.objects.get(path, query)
         except NodewiseError as error:
             code, body = in_memory_api_http_server.encode_error(error)
         await answer(send, code, body)
@@ -104,7 +109,7 @@ def replica(tmp_path: Path) -> Iterator[Replica]:
 
         def log_message(self, *args: Any) -> None: ...
 
-    api = FakeApi(*RESOURCES.values())
+    api = FakeApi(*RESOURCES.values(), DEVICE_CLASSES, RESOURCE_CLAIMS, RESOURCE_SLICES)
     for node in ("a", "b"):
         api.put(NODES, {"metadata": {"name": node}})
     api.put(RESOURCES["PlacementPolicy"], POLICY)

@@ -173,6 +173,29 @@ spec:
         ),
         (
             CLAIMING.replace(
+                "deviceClassName: a}}]}}",
+                "deviceClassName: a}}]}}\nstatus: {reservedFor: [{resource: pods, name: other, uid: o}],"
+                " allocation: {devices: {results: [{request: gpu, driver: a, pool: fan-1, device: gpu-0}]},"
+                " nodeSelector: {nodeSelectorTerms: [{matchFields: [{key: metadata.name, operator: In,"
+                " values: [fan-1]}]}]}}}",
+            )
+            + OTHER_NODE
+            + """
+---
+apiVersion: resource.k8s.io/v1
+kind: ResourceSlice
+metadata: {name: c}
+spec:
+  driver: a
+  nodeName: cpu-1
+  pool: {name: cpu-1, generation: 1, resourceSliceCount: 1}
+  devices: [{name: gpu-0}]
+""",
+            ["fan-1"],
+            {"cpu-1": "a claim in use has devices of another node"},
+        ),
+        (
+            CLAIMING.replace(
                 "spec: {}", """spec: {selectors: [{cel: {expression: 'device.driver == "a"'}}]}"""
             )
             + OTHER_NODE
@@ -181,7 +204,14 @@ spec:
             {"cpu-1": "the node has no devices for the claims"},
         ),
     ],
-    ids=["too few", "no devices", "devices of all nodes", "scope by device", "other devices of all nodes"],
+    ids=[
+        "too few",
+        "no devices",
+        "devices of all nodes",
+        "scope by device",
+        "devices that other pods use",
+        "other devices of all nodes",
+    ],
 )
 def test_nodes_whose_free_devices_do_not_fit_are_named_and_not_counted(
     tmp_path: Path, placement: str, objects: str, fits: list[str], misfits: dict[str, str]

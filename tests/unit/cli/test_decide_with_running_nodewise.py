@@ -8,8 +8,9 @@ import pytest
 
 from nodewise.base import cooperative_scheduling
 from nodewise.engine import metric_values_endpoint
-from nodewise.kube.resource_kinds import NAMESPACES
+from nodewise.kube.resource_kinds import DEVICE_CLASSES, NAMESPACES, PODS, RESOURCE_CLAIMS, RESOURCE_SLICES
 from nodewise.metrics.metrics_snapshot import MetricsSnapshot
+from tests.cluster import device_objects
 from tests.unit.cli.running_replica import AT, Replica, heat, replica
 
 __all__ = ["replica"]
@@ -106,3 +107,56 @@ def test_pages_are_read_to_the_end(replica: Replica, monkeypatch: pytest.MonkeyP
         metric_values_endpoint.encode_page(header, metrics, "dust", AT)
     )
     assert replica.decide()["decisions"][0]["feasible"] == ["b"]
+
+
+_CLASS = {
+    "apiVersion": "resource.k8s.io/v1",
+    "metadata": {"name": "gpu.example.com"},
+    "spec": {"extendedResourceName": "example.com/gpu"},
+}
+_CLAIM = {"metadata": {"name": "gpu", "namespace": "web"}, "spec": device_objects.claim("gpu")["spec"]}
+_DOES_NOT_FIT = "the claims do not fit the free devices"
+
+
+@pytest.mark.parametrize(
+    ("spec", "misfits", "request_name"),
+    [
+        (
+            {"containers": [{"name": "c"}], "resourceClaims": [{"name": "gpu", "resourceClaimName": "gpu"}]},
+            {"a": "the node has no devices for the claims", "b": _DOES_NOT_FIT},
+            "gpu",
+        ),
+        # node a may have the resource from a device plugin
+        (
+            {"containers": [{"name": "c", "resources": {"requests": {"example.com/gpu": "1"}}}]},
+            {"b": _DOES_NOT_FIT},
+            "container-0-request-0",
+        ),
+    ],
+    ids=["claim", "extended resource"],
+)
+def test_devices_are_checked_without_the_agent_gpu(
+    replica: Replica, spec: dict[str, object], misfits: dict[str, str], request_name: str
+) -> None:
+    """The running nodewise does not have the agent gpu, which neither rejects nor scores nodes then."""
+    api = replica.api.objects
+    taint = {"key": "sick", "effect": "NoSchedule"}
+    devices = [device_objects.device("gpu-0", taints=[taint]), device_objects.device("gpu-1")]
+    api.put(RESOURCE_SLICES, device_objects.resource_slice("b", devices))
+    api.put(DEVICE_CLASSES, _CLASS)
+    api.put(RESOURCE_CLAIMS, _CLAIM)
+    pod = {"metadata": {"name": "waits", "namespace": "web", "uid": "p1"}, "spec": spec, "status": {}}
+    api.put(PODS, pod)
+    replica.serve(MetricsSnapshot({"heat": heat(90, 70)}))
+    [decision] = replica.decide()["decisions"]
+    assert (decision["feasible"], decision.get("misfits")) == (["b"], None)
+    assert decision["details"]["b"] == {"gpu": f"devices {request_name}: gpu-1"}
+    assert decision["scores"] == {"b": 0}
+    replica.serve(MetricsSnapshot({"heat": heat(70, 70)}))
+    api.put(RESOURCE_SLICES, device_objects.resource_slice("b", devices[:1]))
+    [decision] = replica.decide(expected=3 if len(misfits) == 2 else 0)["decisions"]
+    assert (decision["misfits"], decision["rejected"]) == (misfits, {})
+    replica.api.refused = RESOURCE_SLICES.plural
+    [decision] = replica.decide()["decisions"]
+    assert (decision["feasible"], decision.get("misfits")) == (["a", "b"], None)
+    assert "whether free devices fit pods is not checked" in replica.run().stderr

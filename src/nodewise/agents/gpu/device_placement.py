@@ -69,6 +69,8 @@ class DeviceDemand(NamedTuple):
     """Those of `claims` that exist; the last claim does not if it is for extended resources."""
     reason: str = ""
     """Why the devices are not predicted on any node; empty if they are."""
+    allocated_on: frozenset[str] | None = None
+    """With a reason, the only nodes that have devices of a claim in use; None if that is not known."""
 
     @property
     def key(self) -> Hashable:
@@ -100,13 +102,34 @@ def device_demand(
         if claim is None:
             return DeviceDemand((), reason=f"claim {reference.reference} of the pod was not seen yet")
         if claim.is_allocated:
-            return DeviceDemand((), reason=f"claim {reference.reference} is allocated already")
+            reason = f"claim {reference.reference} is allocated already"
+            return DeviceDemand((), reason=reason, allocated_on=_nodes_of_allocation(claim))
         wanted.append(claim)
         keys.append((pod.metadata.namespace, reference.claim))
     extended = device_allocation.claim_of_extended_resources(spec, classes)
     if extended is not None:
         wanted.append(extended)
     return DeviceDemand(tuple(wanted), tuple(keys))
+
+
+def _nodes_of_allocation(claim: ResourceClaim) -> frozenset[str] | None:
+    """The only nodes on which an allocated claim in use can be used; None if that depends on labels of nodes.
+
+    kube-scheduler takes the devices from a claim that no pod uses, to allocate others.
+    """
+    if claim.node_selector is None or not claim.reserved_for:
+        return None
+    names: set[str] = set()
+    for term in claim.node_selector.node_selector_terms or ():
+        of_term = [
+            each.values or ()
+            for each in term.match_fields or ()
+            if each.key == "metadata.name" and each.operator == "In"
+        ]
+        if not of_term:
+            return None
+        names.update(of_term[0])
+    return frozenset(names)
 
 
 def equivalent_demand(pod: GpuPod, demand: Demand, wanted: DeviceDemand) -> Demand:
@@ -186,7 +209,7 @@ class DeviceDetails(NamedTuple):
     def misfits(self) -> NDArray[np.bool_]:
         """The candidates whose free devices do not fit the claims."""
         has_devices = self.columns < len(self.names)
-        is_misfit = np.array([result == _DOES_NOT_FIT for result in self.results] or [False])
+        is_misfit = np.array([result in _MISFITS for result in self.results] or [False])
         return np.where(has_devices, is_misfit[self.codes], self.is_device_needed)
 
     def text(self, candidate: int) -> str:
@@ -196,7 +219,7 @@ class DeviceDetails(NamedTuple):
             return _NO_DEVICES if self.is_device_needed else ""
         result, names = self.results[int(self.codes[candidate])], self.names[column]
         if isinstance(result, str):
-            return result if result == _DOES_NOT_FIT else f"devices not predicted: {result}"
+            return result if result in _MISFITS else f"devices not predicted: {result}"
         by_request: dict[str, list[str]] = {}
         for each in result.devices:
             by_request.setdefault(each.request, []).append(names[each.position])
@@ -228,6 +251,8 @@ class DeviceScores(NamedTuple):
 
 
 _DOES_NOT_FIT: Final = "the claims do not fit the free devices"
+_ON_OTHER_NODES: Final = "a claim in use has devices of another node"
+_MISFITS: Final = (_DOES_NOT_FIT, _ON_OTHER_NODES)
 _NO_DEVICES: Final = "the node has no devices for the claims"
 _NOT_EXAMINED: Final = "too many nodes changed"
 
@@ -272,6 +297,7 @@ class DevicePredictions:
             known.versions[column] = devices.versions[column]
         codes = known.codes[columns]
         codes[devices.versions[columns] != known.versions[columns]] = known.code(_NOT_EXAMINED)
+        codes[_lacks_allocation(demand, devices, columns)] = known.code(_ON_OTHER_NODES)
         before = CandidateGpus(devices.layout, columns)
         if expected:
             pending = np.zeros((devices.layout.most_gpus, len(columns)), np.int64)
@@ -294,11 +320,15 @@ class DevicePredictions:
         after = before.fork()
         after.take_amounts(DEVICE, amounts)
         fits = fits_by_code[codes]
-        # extended resources may have another form on a node without devices
-        claims, use = demand.claims[: len(demand.keys)], DeviceUse()
-        is_device_needed = predict_devices((), claims, self._classes, use, device_matches) is None
-        details = DeviceDetails(codes, known.results, columns, devices.names, is_device_needed)
+        details = DeviceDetails(codes, known.results, columns, devices.names, self._is_device_needed(demand))
         return DeviceScores(demand, devices, fits, before, after, amounts > 0, details)
+
+    def _is_device_needed(self, demand: DeviceDemand) -> bool:
+        if demand.allocated_on is not None:
+            return True
+        # extended resources may have another form on a node without devices
+        claims = demand.claims[: len(demand.keys)]
+        return predict_devices((), claims, self._classes, DeviceUse(), device_matches) is None
 
     def expect(self, pod: ObjectKey, cpu_milli: int, scored: DeviceScores, best: int, now: float) -> None:
         """Count the devices and CPU of a pod on its best candidate as in use, until they are seen in use."""
@@ -425,6 +455,16 @@ class DevicePredictions:
             if expected.devices:
                 by_node.setdefault(expected.node, []).extend(expected.devices)
         return by_node
+
+
+def _lacks_allocation(
+    demand: DeviceDemand, devices: DeviceLayout, columns: NDArray[np.intp]
+) -> NDArray[np.bool_]:
+    """The candidates without the devices of a claim in use."""
+    if demand.allocated_on is None:
+        return np.zeros(len(columns), bool)
+    own = [devices.columns[name] for name in demand.allocated_on if name in devices.columns]
+    return ~np.isin(columns, own)
 
 
 def _serving_pool(  # complexity: the selectors of classes, and then those of requests
