@@ -93,6 +93,7 @@ class Cases:
                     {"default": "1Gi", "validRange": {"min": "1Gi", "step": "2Gi"}},
                     {"default": "2Gi", "validValues": ["2Gi", "4Gi", "8Gi"]},
                     {"default": "1Gi", "validRange": {"min": "1Gi", "max": "6Gi"}},
+                    {"default": "0", "validRange": {"min": "0", "step": "1Gi"}},
                 ]
             )
             if policy:

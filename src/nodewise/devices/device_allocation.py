@@ -434,7 +434,7 @@ def capacity_to_consume(requested: int | None, capacity: DeviceCapacity) -> int 
     if policy is None:
         return capacity.value if requested is None else requested
     if requested is None:
-        return policy.default or capacity.value
+        return capacity.value if policy.default is None else policy.default
     amount = requested
     if policy.minimum is not None:
         amount = max(amount, policy.minimum)

@@ -64,7 +64,10 @@ class NodeDevices(NamedTuple):
         if not device.allow_multiple_allocations:
             return "allocated"
         consumed = consumed_capacity(holders)
-        is_full = any(consumed.get(name, 0) >= each.value > 0 for name, each in device.capacity.items())
+        is_full = any(
+            consumed.get(name, 0) + each.smallest_request > each.value > 0
+            for name, each in device.capacity.items()
+        )
         return "allocated" if is_full else "shared"
 
 

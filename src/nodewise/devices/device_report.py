@@ -62,7 +62,8 @@ class ReportedDevice(NamedTuple):
 
     def free_capacity(self) -> Amounts:
         """The capacity that is left, by qualified name, in nano-units; nothing of a device that a claim has alone."""
-        if self.state not in ("free", "shared"):
+        is_shared = self.device.allow_multiple_allocations and self.holders
+        if self.state not in ("free", "shared") and not is_shared:
             return dict.fromkeys(self.device.capacity, 0)
         consumed = consumed_capacity(self.holders)
         return {name: each.value - consumed.get(name, 0) for name, each in self.device.capacity.items()}

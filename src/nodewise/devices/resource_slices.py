@@ -119,7 +119,8 @@ class DeviceTaint(msgspec.Struct, frozen=True, gc=False, rename="camel"):
 class CapacityPolicy(NamedTuple):
     """How much of a capacity one request can consume, in nano-units."""
 
-    default: int
+    default: int | None = None
+    """Of a request that does not name the capacity; None: all of it."""
     valid_values: tuple[int, ...] = ()
     minimum: int | None = None
     maximum: int | None = None
@@ -130,6 +131,13 @@ class DeviceCapacity(NamedTuple):
     value: int
     """Nano-units."""
     policy: CapacityPolicy | None = None
+
+    @property
+    def smallest_request(self) -> int:
+        """The least that a request consumes: 0 if the policy permits this."""
+        policy = self.policy or CapacityPolicy()
+        amounts = list(policy.valid_values or (1,)) if policy.minimum is None else [policy.minimum]
+        return min(amounts if policy.default is None else [*amounts, policy.default])
 
 
 class CounterConsumption(NamedTuple):
@@ -461,11 +469,12 @@ def _policy(policy: _CapacityPolicy | None) -> CapacityPolicy | None:
     if policy is None:
         return None
     limits = policy.valid_range or _PolicyRange()
-    minimum, maximum, step = (
-        None if each is None else parse_amount(each) for each in (limits.min, limits.max, limits.step)
+    default, minimum, maximum, step = (
+        None if each is None else parse_amount(each)
+        for each in (policy.default, limits.min, limits.max, limits.step)
     )
     values = tuple(parse_amount(value) for value in policy.valid_values or ())
-    return CapacityPolicy(parse_amount(policy.default), values, minimum, maximum, step)
+    return CapacityPolicy(default, values, minimum, maximum, step)
 
 
 @lru_cache(4096)

@@ -25,8 +25,10 @@ from nodewise.devices.resource_claims import (
     ResourceClaim,
 )
 from nodewise.devices.resource_slices import (
+    CapacityPolicy,
     CounterConsumption,
     Device,
+    DeviceCapacity,
     DeviceId,
     DeviceObjectMetadata,
     DeviceTaint,
@@ -89,6 +91,16 @@ def test_first_free_devices_are_taken_in_the_order_of_their_slice() -> None:
     )
     assert names(predict(pools, gpus(2), use=use)) == ["c", "e"]
     assert predict(pools, gpus(3), use=use) is None
+
+
+def test_request_without_an_amount_consumes_the_default_of_nothing() -> None:
+    """The NVIDIA driver limits the shares of a GPU, of which a request takes 1, and memory only if it is requested."""
+    memory = DeviceCapacity(8, CapacityPolicy(0, minimum=0, maximum=8, step=1))
+    shares = DeviceCapacity(4, CapacityPolicy(1, minimum=1, maximum=4, step=1))
+    shared = device("a", allow_multiple_allocations=True, capacity={"d/memory": memory, "d/shares": shares})
+    for used, expected in (({"d/memory": 8, "d/shares": 3}, ["a"]), ({"d/memory": 0, "d/shares": 4}, None)):
+        predicted = predict([pool("p", shared)], gpus(), use=DeviceUse(shared={shared.id: used}))
+        assert predicted is None if expected is None else names(predicted) == expected
 
 
 def test_claim_that_may_fit_an_incomplete_pool_is_not_predicted() -> None:

@@ -98,6 +98,25 @@ def test_a_shared_device_fits_claims_until_its_capacity_is_used_up() -> None:
     assert ClaimCounter().fitting(report(wire), 1) == 4
 
 
+@pytest.mark.parametrize(
+    ("memory", "shares", "state", "claims"), [("80Gi", "3", "shared", 1), ("0", "4", "allocated", 0)]
+)
+def test_a_shared_device_without_memory_fits_claims_for_none(
+    memory: str, shares: str, state: str, claims: int
+) -> None:
+    of_memory = {"default": "0", "validRange": {"min": "0", "max": "80Gi", "step": "1Mi"}}
+    of_shares = {"default": "1", "validRange": {"min": "1", "max": "4", "step": "1"}}
+    capacity = {
+        "memory": {"value": "80Gi", "requestPolicy": of_memory},
+        "shares": {"value": "4", "requestPolicy": of_shares},
+    }
+    wire = [{"name": "a", "allowMultipleAllocations": True, "capacity": capacity}]
+    of_node = report(wire, holding("a", shareID="s", consumedCapacity={"memory": memory, "shares": shares}))
+    (each,) = of_node.devices
+    assert (each.state, each.free_capacity()[f"{DRIVER}/shares"]) == (state, (4 - int(shares)) * 10**9)
+    assert ClaimCounter().fitting(of_node, 1) == claims
+
+
 def test_a_partition_is_blocked_when_others_have_its_counters() -> None:
     def uses(amount: str) -> list[dict[str, Any]]:
         return [{"counterSet": "g", "counters": {"memory": {"value": amount}}}]

@@ -88,6 +88,24 @@ def test_a_device_has_its_fields_in_every_version(is_beta: bool) -> None:
     assert str(device.id) == f"{DRIVER}/p/gpu-0"
 
 
+@pytest.mark.parametrize(
+    ("policy", "default", "smallest"),
+    [
+        (None, None, 1),
+        ({"default": "0", "validRange": {"min": "0", "max": "8", "step": "1"}}, 0, 0),
+        ({"default": "0"}, 0, 0),
+        ({"default": "8"}, 8 * NANO, 1),
+        ({"default": "8", "validRange": {"min": "2"}}, 8 * NANO, 2 * NANO),
+        ({"default": "4", "validValues": ["2", "4", "8"]}, 4 * NANO, 2 * NANO),
+    ],
+)
+def test_default_of_a_capacity_may_be_nothing(policy: object, default: int | None, smallest: int) -> None:
+    """The NVIDIA driver publishes 0 for the memory of GPUs that claims share."""
+    wire = {"name": "gpu-0", "capacity": {"memory": {"value": "8", "requestPolicy": policy}}}
+    capacity = slice_of(devices=[wire]).devices[0].capacity[f"{DRIVER}/memory"]
+    assert (capacity.policy and capacity.policy.default, capacity.smallest_request) == (default, smallest)
+
+
 def test_slice_without_attributes_is_otherwise_equal() -> None:
     document = {
         "metadata": {"name": "s"},
