@@ -1,6 +1,7 @@
 """`nodewise policy diff`: what changes for nodes and pods if policies replace others."""
 
 from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from contextlib import nullcontext
 from itertools import chain
 from typing import Annotated, Any, Final, Literal, NamedTuple
@@ -46,6 +47,7 @@ from nodewise.policy_tools.policy_diff import ModeChange, NodeVerdict, SelectedP
 from nodewise.policy_tools.policy_history_diff import HistoryComparison
 from nodewise.policy_tools.policy_timeline import Moment, Objects, PolicyTimeline, TimelineSettings
 
+_NO_VALUE: Final = "no value"
 _MAX_ROWS: Final = 20  # nodes that the text lists for a group of pods; JSON has all of them
 
 
@@ -267,7 +269,7 @@ def _with_devices(  # complexity: two sides, and policies that are invalid
     }
     kept = {name: taint for name, taint in before.taints.wanted.items() if taint.policy not in invalid}
     changes = device_timeline.device_changes(before.taints._replace(wanted=kept), after.taints)
-    unknown = before.unknown_devices(after) | after.unknown_devices(before)
+    listed, unknown = _split_changes(changes, before.unknown_devices(after), after.unknown_devices(before))
     if unknown:
         has, change = ("has", "it changes") if len(unknown) == 1 else ("have", "they change")
         notes.append(
@@ -279,10 +281,22 @@ def _with_devices(  # complexity: two sides, and policies that are invalid
     return comparison._replace(
         notes=[*comparison.notes, *invalid.values(), *notes],
         device_rules=list(device_timeline.device_rule_changes(*map(policy_diff.parse_policies, sides))),
-        devices=[change for change in changes if change.device not in unknown],
+        devices=listed,
         device_count=count,
         unknown_devices=sorted(unknown),
     )
+
+
+def _split_changes(
+    changes: Sequence[DeviceChange], unknown_before: AbstractSet[str], unknown_after: AbstractSet[str]
+) -> tuple[list[DeviceChange], AbstractSet[str]]:
+    """The changes of known devices, and the other devices. A taint that follows is listed in any case."""
+    listed = [
+        change._replace(before=DeviceState(reason=_NO_VALUE)) if change.device in unknown_before else change
+        for change in changes
+        if change.device not in unknown_after and (change.after.effect or change.device not in unknown_before)
+    ]
+    return listed, (unknown_before | unknown_after) - {change.device for change in listed}
 
 
 def _device_timeline(inputs: ObjectsAndMetrics, objects: Objects, moment: Moment) -> DeviceTimeline:

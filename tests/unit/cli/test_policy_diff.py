@@ -389,5 +389,8 @@ def test_device_without_a_value_is_unknown(tmp_path: Path) -> None:
     assert lines[0] == "Note: 1 device has no value for a rule that differs: whether it changes is unknown"
     assert lines[-1].endswith("1 device rule and 0 of 1 device change, 1 unknown")
     assert changes("old", "none") == ([str(device)], [])
+    # the taint of the device stays, and nobody knows whether the rule of before would taint it
+    assert changes("new", "old") == ([str(device)], [])
+    assert "a/gpu-0  no value  NoSchedule: xid above 0" in diff("new", "old")
     # the rule that stays has no value before and after, and changes nothing
     assert changes("both", "other") == ([str(device)], [])
