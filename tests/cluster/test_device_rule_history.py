@@ -148,7 +148,7 @@ def test_backtest_replays_for_release_keep_for_and_limit(held: HeldHistory) -> N
 def test_backtest_names_labels_without_device_of_series_that_have_ended(held: HeldHistory) -> None:
     rule = {name: value for name, value in XID.items() if name != "emptyMeans"} | {"deviceLabel": "UUID"}
     report = json.loads(backtest(held, held.write("policy.yaml", rule), "--output=json"))
-    assert '1 values of the label "UUID", such as "GPU-n1-1"' in report["device_policies"][0]["unmatched"]
+    assert '1 value of the label "UUID", "GPU-n1-1", is' in report["device_policies"][0]["unmatched"]
 
 
 @pytest.mark.parametrize(

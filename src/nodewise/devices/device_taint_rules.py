@@ -161,15 +161,19 @@ def policy_label(policy: str) -> str:
 
 
 _PCI_ADDRESS: Final = re.compile(r"([0-9a-f]{1,8}):([0-9a-f]{2}):([0-9a-f]{2})[.]([0-7])")
+_GPU_UUID: Final = re.compile(r"gpu-([0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12})")
 _MAX_INDEX_DIGITS: Final = 4
 """A longer number may be a serial number."""
 
 
 def comparable_identity(text: str) -> str:
-    """A value of a label or an attribute in the form in which both are compared: without case, and PCI addresses with a
-    domain of four digits, because DCGM writes `00000000:3B:00.0` for `0000:3b:00.0`.
+    """A value of a label or an attribute in the form in which both are compared: without case, PCI addresses with a
+    domain of four digits, because DCGM writes `00000000:3B:00.0` for `0000:3b:00.0`, and UUIDs of GPUs without `GPU-`,
+    which nvidia_gpu_exporter leaves out.
     """
     lower = text.lower()
+    if uuid := _GPU_UUID.fullmatch(lower):
+        return uuid[1]
     match = _PCI_ADDRESS.fullmatch(lower)
     if match is None:
         return lower

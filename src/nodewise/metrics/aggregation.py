@@ -67,6 +67,11 @@ def conflict_text(values: str, alternative: str, where: str = "") -> str:
     return f"{values}{_CONFLICT}{where}: {_CONFLICT_REMEDY}{alternative}"
 
 
+def conflict_of_device(why: str) -> str:
+    """The text of `conflict_text` for the series of a device, and any other reason as it is."""
+    return why.replace(_CONFLICT, _CONFLICT.replace("node", "device"), 1)
+
+
 def query_conflict_text(values: str, where: str, remedy: str) -> str:
     """The same where no aggregation helps, because the values are not of one node; `remedy` describes a query."""
     return f"{values}{_CONFLICT}{where}: {_QUERY_REMEDY}{remedy}"

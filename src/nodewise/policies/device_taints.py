@@ -28,6 +28,7 @@ from nodewise.devices.device_taint_rules import (
     policy_label,
 )
 from nodewise.devices.resource_slices import DeviceId
+from nodewise.metrics import aggregation
 from nodewise.metrics.metrics_snapshot import MetricsSnapshot
 from nodewise.metrics.node_index import Numbers
 from nodewise.metrics.series import Series, ValueState, build_column, pack_samples
@@ -88,7 +89,7 @@ class DeviceReport(NamedTuple):
     would_taint: int | None = None
     """How many more devices would be tainted without the mode and the step back of the policy."""
     unmatched: str = ""
-    """Which values of labels match no device; empty for none."""
+    """Which values of labels match no device, and which devices have no valid value; empty for none."""
     inapplicable: str = ""
     """Which rules concern no device, because of their driver or attribute; empty for none. A part of `unmatched`."""
     limited: str = ""
@@ -210,7 +211,7 @@ class DeviceRules:
         states = _start_states(rule, before, recorded, tainted_before, table, now)
         flaps = before.flaps if before else FlapHistory()
         parts: list[RulePart] = []
-        values, fresh, match = [], table.is_present.copy(), None
+        values, fresh, match, invalid = [], table.is_present.copy(), None, ""
         for part in rule.parts:
             series = inputs.metrics.series.get(part.metric_request().key)
             if series is None:
@@ -226,6 +227,7 @@ class DeviceRules:
             )
             parts.append(_rule_part(part, evaluation, table.is_present))
             fresh &= evaluation.known
+            invalid = invalid or _invalid_text(match, series, table, evaluation.known)
             values.append(evaluation.broken & table.is_present)
             yield
         meeting = np.logical_and.reduce(values) if parts else np.zeros(size, bool)
@@ -245,7 +247,7 @@ class DeviceRules:
         tainted = np.concatenate([absent, in_order[:most]])
         withheld = max(len(in_order) - most, 0)
         return _Evaluation(
-            _RuleState(index, states, flaps), tainted, withheld, most, total, meeting, fresh, match
+            _RuleState(index, states, flaps), tainted, withheld, most, total, meeting, fresh, match, invalid
         )
 
     def _match_series(
@@ -275,6 +277,8 @@ class _Evaluation(NamedTuple):
     fresh: Mask
     match: SeriesMatch | None
     """None without a response."""
+    invalid: str
+    """Which devices have no valid value, such as several series of different values; empty for none."""
 
 
 def _start_states(
@@ -357,11 +361,13 @@ def _report(
             f" {evaluation.total} by maxTaintedShare {rule.max_share}"
         )
     inapplicable = _inapplicable_text(place, rule, evaluation, table)
+    unmatched = inapplicable or _unmatched_text(place, rule, evaluation, table)
+    invalid = f"{place}: {evaluation.invalid}" if evaluation.invalid else ""
     return DeviceReport(
         (counts,),
         0,
         0,
-        inapplicable or _unmatched_text(place, rule, evaluation, table),
+        "; ".join(filter(None, (unmatched, invalid))),
         inapplicable,
         limited,
         _flapping_text(place, rule, state.flaps, inputs.now),
@@ -387,6 +393,21 @@ def _inapplicable_text(place: str, rule: DeviceRule, evaluation: _Evaluation, ta
     return f"{place}: {problem}{listed}{did_you_mean(name, names)}"
 
 
+def _invalid_text(match: SeriesMatch, series: Series, table: DeviceTable, known: Mask) -> str:
+    """Why devices with a series have no valid value."""
+    devices = list(match.devices_without)
+    without = [
+        device
+        for device, is_known in zip(devices, known[table.index.numbers(devices)], strict=True)
+        if not is_known
+    ]
+    if not without:
+        return ""
+    more = f" and {len(without) - 1} more devices have" if len(without) > 1 else " has"
+    why = aggregation.conflict_of_device(series.invalid[match.devices_without[without[0]]])
+    return f"{without[0]}{more} no valid value: {why}"
+
+
 def _unmatched_text(place: str, rule: DeviceRule, evaluation: _Evaluation, table: DeviceTable) -> str:
     """Why values of the label match no device, with the closest valid ones."""
     driver, attribute, match = rule.driver, rule.attribute, evaluation.match
@@ -403,8 +424,10 @@ def _unmatched_text(place: str, rule: DeviceRule, evaluation: _Evaluation, table
         if closest
         else f"; a device has {_quoted(next(filter(None, values)))}"
     )
+    count = match.unmatched_count
+    values_of, such_as, are = ("value", "", "is") if count == 1 else ("values", "such as ", "are")
     return (
-        f"{place}: {match.unmatched_count} values of the label {_quoted(label)}, such as {_quoted(example)}, are"
+        f"{place}: {count} {values_of} of the label {_quoted(label)}, {such_as}{_quoted(example)}, {are}"
         f" {where} of no device of the driver {driver}{hint}"
     )
 

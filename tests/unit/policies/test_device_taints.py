@@ -16,6 +16,7 @@ from nodewise.devices.device_taint_rules import (
 )
 from nodewise.devices.resource_slices import ResourceSliceObject
 from nodewise.kube.resource_kinds import DEVICE_TAINT_RULES
+from nodewise.metrics import aggregation
 from nodewise.metrics.metrics_snapshot import MetricsSnapshot
 from nodewise.metrics.series import DifferingValues, Sample, Series
 from nodewise.policies import device_matching, placement_policy_parser
@@ -100,7 +101,7 @@ class Evaluator:
         for each in self.policies:
             for part in each.device_comparisons():
                 request = part.metric_request()
-                invalid = dict.fromkeys(self.differing, "values differ")
+                invalid = dict.fromkeys(self.differing, aggregation.conflict_text("2 series", "use a query"))
                 differing = {
                     name: DifferingValues(low * NANO, high * NANO, self.now)
                     for name, (low, high) in self.differing.items()
@@ -141,9 +142,10 @@ def test_only_the_device_above_the_value_is_tainted() -> None:
         ("00000000:3B:00.0", "0000:3b:00.0"),
         ("0000:3b:00.0", "0000:3b:00.0"),
         ("3", "3"),
+        ("df6e7a7c-7314-46f8-abc4-b88b36dcf3aa", "GPU-df6e7a7c-7314-46f8-abc4-b88b36dcf3aa"),
     ],
 )
-def test_identities_are_compared_without_case_and_with_the_domain_of_pci(label: str, attribute: str) -> None:
+def test_identities_are_compared_in_one_form(label: str, attribute: str) -> None:
     assert comparable_identity(label) == comparable_identity(attribute)
 
 
@@ -421,7 +423,7 @@ def test_taints_stay_while_the_policy_has_a_problem() -> None:
         (
             {},
             {"n1/n1-0": 1, "n1/n1-9": 1},
-            'deviceTaints[0]: 1 values of the label "UUID", such as "n1-9", are the attribute uuid of no device',
+            'deviceTaints[0]: 1 value of the label "UUID", "n1-9", is the attribute uuid of no device',
         ),
         ({}, {"n1/n1-0": 1, "n9/other": 1}, ""),
         (
@@ -440,6 +442,20 @@ def test_unmatched_series_are_reported_with_the_closest_value(
     assert expected in evaluator.report().unmatched
     assert bool(expected) == bool(evaluator.report().unmatched)
     assert bool(evaluator.report().inapplicable) == ("driver" in rule)
+
+
+def test_devices_with_several_series_of_different_values_are_reported() -> None:
+    """DCGM has a series with the UUID of the GPU for each of its parts."""
+    evaluator = Evaluator(policy(HOT))
+    evaluator.differing = {"n1/n1-0": (60, 92), "n1/n1-1": (91, 92)}
+    evaluator.step({"n1/n1-2": 50})
+    assert evaluator.report().unmatched == (
+        f"deviceTaints[0]: {DRIVER}/n1/gpu-0 has no valid value: 2 series of one device differ: set aggregate: max or"
+        " use a query"
+    )
+    evaluator.differing["n1/n1-3"] = (60, 92)
+    evaluator.step()
+    assert f"{DRIVER}/n1/gpu-0 and 1 more devices have no valid value" in evaluator.report().unmatched
 
 
 def test_missing_attribute_is_reported_with_the_closest_one() -> None:
