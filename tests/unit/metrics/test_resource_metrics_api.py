@@ -9,9 +9,10 @@ import pytest
 from nodewise.base import clock
 from nodewise.base.errors import BadInput, NodewiseError, Unavailable
 from nodewise.kube.api_server_interface import NotFound
+from nodewise.metrics import resource_metrics_api
 from nodewise.metrics.metrics_source import MetricNotFound, MetricRequest
 from nodewise.metrics.node_attributes import NodeAllocatable, NodeAttributes
-from nodewise.metrics.resource_metrics_api import METRICS, ResourceMetricsSource
+from nodewise.metrics.resource_metrics_api import METRICS, POD_METRICS, ResourceMetricsSource
 from nodewise.metrics.series import Sample, Series
 
 NANO = 10**9
@@ -182,6 +183,26 @@ def test_calls(calls: list[tuple[str, float]], times: int, answer: Any) -> None:
 
     asyncio.run(play())
     assert api.requests == ["/apis/metrics.k8s.io/v1beta1/nodes"] * times
+
+
+@pytest.mark.parametrize("by_pod", [False, True], ids=["nodes", "pods"])
+def test_response_is_not_kept_until_the_next_refresh(
+    monkeypatch: pytest.MonkeyPatch, *, by_pod: bool
+) -> None:
+    monkeypatch.setattr(resource_metrics_api, "_SHARED_S", 0.05)
+    container = {"name": "c", "usage": {"cpu": "1", "memory": "1Gi"}}
+    pod = item("a", "1") | {"metadata": {"name": "p", "namespace": "n"}, "containers": [container]}
+    api: Any = FakeMetricsServer({"items": [pod if by_pod else item("a", "1")]})
+    source = ResourceMetricsSource(api, nodes)
+    metric = (POD_METRICS if by_pod else METRICS)[0]
+
+    async def play() -> None:
+        await source.fetch(MetricRequest(metric, by_pod=by_pod), 0.0)
+        assert source._responses
+        await asyncio.sleep(0.2)
+        assert not source._responses
+
+    asyncio.run(play())
 
 
 def test_cancelled_request_does_not_block_the_others() -> None:
