@@ -88,6 +88,7 @@ def wire_extender(config: ServerConfig, tools: ClockAndMetrics) -> WiredServer:
 
 def _wire_clusterless(config: ServerConfig, tools: ClockAndMetrics) -> WiredServer:
     """An extender that is ready immediately. `BadSettings` names agents that need a cluster."""
+    server_components.RequestMemory().keep(0)
     own: ExtenderOptions = config.settings[ExtenderOptions]
     others = [
         flag for flag, value in (("--objects-from", own.objects_from), ("--record", own.record)) if value
@@ -135,6 +136,9 @@ def _wire_with_snapshots(config: ServerConfig, tools: ClockAndMetrics) -> WiredS
     snapshots = server_components.create_snapshot_components(
         config, api, paths, needs, tools, reads_names=True
     )
+    request_memory = server_components.RequestMemory()
+    request_memory.keep(0)
+    snapshots.cache.on_publish(lambda: request_memory.keep(len(snapshots.cache.snapshot.nodes)))
     recorder = _create_request_recorder(config, snapshots.cache, tools)
     request_handler = RequestHandler(
         config.agents, config.agent_options, snapshots.states, config.settings[ChainOptions]
@@ -368,9 +372,6 @@ def command(command_line: CommandLine) -> None:
         )
     agents = agent_selection.parse_agents(own.agents)
     agent_options = {kind.name: command_line.agent_options(kind) for kind in agents}
-    server_components.return_freed_blocks(
-        server_components.REQUEST_BLOCK_BYTES, server_components.REQUEST_FREE_BYTES
-    )
     config = ServerConfig(settings, agents, agent_options)
     server_components.run_until_signal(
         lambda: wire_extender(config, ClockAndMetrics(SystemClock(), MetricsRegistry())),
