@@ -43,6 +43,7 @@ NONE_OF_THESE = {
     "kubernetes.io/": "what no prefix may end with",
     "kubernetes.io/kube-apiserver-client": "a signer",
     "kubernetes.io/metadata.name": "every namespace has it, from the API server",
+    "kubernetes.io/os": "the kubelet's label, by which pods of nodewise are placed",
     "kubernetes.io/service-name": "the API server's label of EndpointSlices",
     "kubernetes.io/tls": "a type of Secrets",
 }
