@@ -42,6 +42,18 @@ for words in walk(main.command, []):
     assert "Usage: " in output.getvalue(), words
     print(*words)
 """
+EXTENDERS_WITH_AGENTS = """
+import contextlib, io, json, sys
+from nodewise.cli import main
+
+for name in sys.argv[1:]:
+    errors = io.StringIO()
+    try:
+        with contextlib.redirect_stderr(errors):
+            main.run(["extender", f"--agents=telemetry,{name}", "--no-cluster", "--unsafe", "--port=0"])
+    except SystemExit as end:
+        print(json.dumps([name, end.code, errors.getvalue()]))
+"""
 NODE = {"apiVersion": "v1", "kind": "Node", "metadata": {"name": "n1"}, "status": {"conditions": []}}
 POD = {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "p"}}
 METRICS = "n1,temp,50\nn2,temp,60\n"
@@ -138,64 +150,52 @@ def kubeconfig(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
         yield server.kubeconfig(tmp_path_factory.mktemp("api"))
 
 
-@pytest.fixture(scope="module", params=BROKEN_PACKAGES)
-def workplace(
-    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory, kubeconfig: Path
-) -> Workplace:
-    """With one defect."""
-    return Workplace(tmp_path_factory.mktemp("packages"), kubeconfig, request.param)
-
-
 @pytest.fixture(scope="module")
-def full_workplace(tmp_path_factory: pytest.TempPathFactory, kubeconfig: Path) -> Workplace:
+def workplace(tmp_path_factory: pytest.TempPathFactory, kubeconfig: Path) -> Workplace:
     """With all defects."""
     return Workplace(tmp_path_factory.mktemp("packages"), kubeconfig, *BROKEN_PACKAGES)
 
 
-def test_every_command_prints_its_help(full_workplace: Workplace) -> None:
-    done = full_workplace.run("-c", HELP_OF_ALL_COMMANDS, program=Path(sys.executable))
+def test_every_command_prints_its_help(workplace: Workplace) -> None:
+    done = workplace.run("-c", HELP_OF_ALL_COMMANDS, program=Path(sys.executable))
     assert done.returncode == 0, done.stderr
     commands = set(done.stdout.splitlines())
     assert {"controller", "annotate", "policy new", "extender", "decide", "doctor"} <= commands
     assert done.stderr == ""
 
 
-def test_a_command_without_the_agent_warns_once(workplace: Workplace) -> None:
-    done = workplace.run(*RUNS["decide"])
-    assert done.returncode == 0, done.stderr
-    workplace.check_warnings(done.stderr, has_settings=True)
-
-
 def test_an_extender_with_the_agent_names_its_package(workplace: Workplace) -> None:
-    words = ("--no-cluster", "--unsafe", "--port=0", "--config=settings.yaml")
-    done = workplace.run("extender", "--agents=telemetry,broken0", *words)
-    assert done.returncode == 2
-    assert "Traceback" not in done.stderr
+    """One process runs one extender after another, because none of them starts."""
+    done = workplace.run("-c", EXTENDERS_WITH_AGENTS, *workplace.agents, program=Path(sys.executable))
+    ends = [json.loads(line) for line in done.stdout.splitlines()]
+    assert [(name, code) for name, code, _ in ends] == [(name, 2) for name in workplace.agents], done.stderr
     package = {
+        "a default of another type": "'NAME' cannot be used: its options cannot be made flags",
         "an invalid name": "expected one of",
-        "no metadata": "'broken0' of nowhere:KIND cannot be used",
+        "no metadata": "'NAME' of nowhere:KIND cannot be used",
     }
-    [defect] = workplace.agents.values()
-    assert package.get(defect, "nodewise_broken0") in done.stderr
+    for name, _, errors in ends:
+        assert "Traceback" not in errors
+        assert package.get(workplace.agents[name], "nodewise_NAME").replace("NAME", name) in errors
 
 
 @pytest.mark.parametrize("name", RUNS)
-def test_commands_run_beside_all_broken_packages(full_workplace: Workplace, name: str) -> None:
+def test_commands_run_beside_all_broken_packages(workplace: Workplace, name: str) -> None:
     words = RUNS[name]
-    done = full_workplace.run(*words)
+    done = workplace.run(*words)
     assert done.returncode == (1 if name == "annotate" else 0), (done.stdout, done.stderr)  # there is no node
     assert "Traceback" not in done.stderr
-    full_workplace.check_warnings(done.stderr, has_settings="--config=settings.yaml" in words)
+    workplace.check_warnings(done.stderr, has_settings="--config=settings.yaml" in words)
 
 
 @pytest.mark.parametrize("name", SERVERS)
-def test_servers_start_and_log_each_agent_once(full_workplace: Workplace, name: str) -> None:
-    log = full_workplace.folder / f"{name}.log"
+def test_servers_start_and_log_each_agent_once(workplace: Workplace, name: str) -> None:
+    log = workplace.folder / f"{name}.log"
     with log.open("wb") as output:
         process = subprocess.Popen(
             [NODEWISE, *SERVERS[name]],
-            env=full_workplace.environment,
-            cwd=full_workplace.folder,
+            env=workplace.environment,
+            cwd=workplace.folder,
             stdout=output,
             stderr=subprocess.STDOUT,
         )
@@ -210,12 +210,12 @@ def test_servers_start_and_log_each_agent_once(full_workplace: Workplace, name: 
         process.send_signal(signal.SIGTERM)
         process.wait(60)
     assert process.returncode == 0
-    full_workplace.check_warnings(log.read_text(), has_settings=True)
+    workplace.check_warnings(log.read_text(), has_settings=True)
 
 
-def test_a_typing_error_stays_an_error(full_workplace: Workplace) -> None:
-    (full_workplace.folder / "typing-error.yaml").write_text("sync_perod: 5s\n")
-    done = full_workplace.run("decide", "objects.json", "--config=typing-error.yaml")
+def test_a_typing_error_stays_an_error(workplace: Workplace) -> None:
+    (workplace.folder / "typing-error.yaml").write_text("sync_perod: 5s\n")
+    done = workplace.run("decide", "objects.json", "--config=typing-error.yaml")
     assert (done.returncode, "sync_perod" in done.stderr) == (2, True)
 
 
