@@ -51,11 +51,14 @@ ON_OTHER_KUBERNETES = for version in $$($(BIN)/python -m tests.cluster.program_c
   TESTS_KUBERNETES=$$version $(PYTEST_ANY_ORDER) -n $$(($$(nproc) + 1)) -m kubernetes_versions tests/cluster || exit 1; \
 done
 
+# every test of these folders is marked `cluster`; each worker would import all their files
+WITHOUT_PROGRAM_TESTS = --ignore=tests/cluster --ignore=tests/node
+
 # `make test PACKAGE=cpu` runs the tests of nodewise-cpu only
 TEST_FOLDERS = $(if $(PACKAGE),packages/nodewise-$(PACKAGE),)
 
 test: $(VENV)/.dev ## units, laws, hostile input, numbered cases: no servers, no root; PYTHON=python3.13, PACKAGE=cpu or scorers
-	@$(PYTEST) -n $$(($$(nproc) + 1)) -m 'not (cluster or root or long)' $(TEST_FOLDERS) $(ARGS)
+	@$(PYTEST) -n $$(($$(nproc) + 1)) -m 'not (cluster or root or long)' $(WITHOUT_PROGRAM_TESTS) $(TEST_FOLDERS) $(ARGS)
 
 test-cluster: $(VENV)/.dev ## tests that need real programs or root; REQUIRE=all: a test that cannot run here fails
 	@$(BIN)/python -m tests.cluster.program_cache > /dev/null || true

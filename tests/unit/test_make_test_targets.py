@@ -1,5 +1,6 @@
 """Each test that is not long runs in exactly one of `make test` and `make test-cluster`."""
 
+import ast
 import re
 from itertools import chain, combinations
 from pathlib import Path
@@ -21,6 +22,12 @@ def test_every_test_that_is_not_long_is_run_by_one_command() -> None:
     for markers in COMBINATIONS:
         runs = [expression.evaluate(lambda name, m=markers, **_: name in m) for expression in expressions]
         assert sum(runs) == ("long" not in markers), markers
+
+
+def test_only_folders_whose_tests_are_all_marked_are_ignored() -> None:
+    ignored = re.findall(r"--ignore=(\S+)", (ROOT / "Makefile").read_text())
+    [marked] = re.findall(r"^PROGRAM_FOLDERS = (.*)$", (ROOT / "conftest.py").read_text(), re.MULTILINE)
+    assert tuple(f"{folder}/" for folder in ignored) == ast.literal_eval(marked)
 
 
 def test_no_numbered_case_is_long() -> None:
