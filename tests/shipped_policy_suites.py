@@ -27,7 +27,9 @@ def policy_blocks() -> list[tuple[str, Block]]:
 def _has_policy(block: Block) -> bool:
     if block.language != "yaml":
         return False
-    documents = [document for document in yaml.safe_load_all(block.text) if isinstance(document, dict)]
+    documents = [
+        document for document in yaml.load_all(block.text, yaml.CSafeLoader) if isinstance(document, dict)
+    ]
     return any(document.get("kind") in RESOURCES and "spec" in document for document in documents)
 
 

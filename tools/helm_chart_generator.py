@@ -84,7 +84,9 @@ def schema(before: Mapping[str, Any]) -> dict[str, Any]:
     )
     made["annotatorSettings"] = _closed(_of([*annotate.GROUPS, *setting_groups()]))
     described = {**before, "definitions": {**before.get("definitions", {}), **made}}
-    return _with_required_defaults(described, yaml.safe_load((CHART / "values.yaml").read_text()))
+    return _with_required_defaults(
+        described, yaml.load((CHART / "values.yaml").read_text(), yaml.CSafeLoader)
+    )
 
 
 def _with_required_defaults(described: dict[str, Any], default: Mapping[str, Any]) -> dict[str, Any]:
@@ -196,7 +198,7 @@ def _kustomization(source: str, resources: Sequence[str]) -> str:
 
 def rendered(helm: Path, values: Path, *more: str) -> str:
     """Render a values file with Helm, without Helm's labels."""
-    is_native = yaml.safe_load(values.read_text()).get("nativeMode", {}).get("enabled", False)
+    is_native = yaml.load(values.read_text(), yaml.CSafeLoader).get("nativeMode", {}).get("enabled", False)
     version = NATIVE_KUBERNETES if is_native else KUBERNETES
     command = [helm, "template", "nodewise", CHART, "--namespace", NAMESPACE, "--values", values]
     completed = subprocess.run(
@@ -216,7 +218,7 @@ def parts() -> dict[Path, str]:
     described = schema(json.loads(SCHEMA.read_text()))
     return {
         SCHEMA: json.dumps(described, indent=2, ensure_ascii=False) + "\n",
-        README: _readme(described, yaml.safe_load((CHART / "values.yaml").read_text())),
+        README: _readme(described, yaml.load((CHART / "values.yaml").read_text(), yaml.CSafeLoader)),
         # `helm show crds` prints the files without a separator between them
         **{CHART / "crds" / file.name: f"---\n{file.read_text()}" for file in _definitions()},
         **{KUSTOMIZE / "crds" / file.name: file.read_text() for file in _definitions()},
@@ -299,7 +301,7 @@ def _shipped_policies(*manifests: str) -> str:
     policies = [
         document
         for manifest in manifests
-        for document in yaml.safe_load_all(manifest)
+        for document in yaml.load_all(manifest, yaml.CSafeLoader)
         if document["kind"].endswith("AdmissionPolicy")
     ]
     rows = (

@@ -174,7 +174,7 @@ def _data() -> Iterable[tuple[str, str]]:
 
 def manifest(archives: Sequence[Path], url: str) -> str:
     """The manifest for krew, with one platform for each archive, which are published below `url`."""
-    document = yaml.safe_load(TEMPLATE.read_text())
+    document = yaml.load(TEMPLATE.read_text(), yaml.CSafeLoader)
     document["spec"] |= {
         "version": f"v{nodewise.__version__}",
         "homepage": url,

@@ -50,7 +50,7 @@ def _definition(kind: str) -> str:
     singular = kind.lower()
     plural = f"{singular[:-1]}ies"
     is_cluster = kind == _CLUSTER
-    definition = yaml.safe_load(_FRAME.read_text())
+    definition = yaml.load(_FRAME.read_text(), yaml.CSafeLoader)
     definition["metadata"]["name"] = f"{plural}.nodewise.io"
     names = {"kind": kind, "listKind": f"{kind}List", "plural": plural, "singular": singular}
     definition["spec"] |= {

@@ -125,7 +125,7 @@ def package_chart(folder: Path, url: str, repository: str) -> None:
     """Write the chart as an archive, with the default `image.repository`."""
     with tempfile.TemporaryDirectory() as temporary:
         copy = shutil.copytree(CHART, Path(temporary, CHART.name))
-        metadata = chart_metadata(yaml.safe_load((copy / "Chart.yaml").read_text()), url)
+        metadata = chart_metadata(yaml.load((copy / "Chart.yaml").read_text(), yaml.CSafeLoader), url)
         (copy / "Chart.yaml").write_text(yaml.safe_dump(metadata, sort_keys=False, width=1000))
         values = (copy / "values.yaml").read_text()
         default = f"repository: {image_constants.NAME}\n"

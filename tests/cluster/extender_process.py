@@ -42,7 +42,7 @@ POLICY_KINDS = (
 
 def manifest(name: str) -> list[Object]:
     """The objects of a file below `deploy/`."""
-    return list(yaml.safe_load_all((ROOT / "deploy" / name).read_text()))
+    return list(yaml.load_all((ROOT / "deploy" / name).read_text(), yaml.CSafeLoader))
 
 
 def rules(kind: str = "ClusterRole") -> list[Object]:

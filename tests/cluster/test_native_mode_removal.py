@@ -16,7 +16,7 @@ from tests.cluster.placement_policy_specs import HOT, policy
 
 WEB = {"app": "web"}
 MANIFEST: list[Object] = list(
-    yaml.safe_load_all(manifests.build_native_manifest(native_mode.NAMESPACE, "none", ()))
+    yaml.load_all(manifests.build_native_manifest(native_mode.NAMESPACE, "none", ()), yaml.CSafeLoader)
 )
 
 

@@ -49,7 +49,9 @@ def rows(document: Any) -> Iterator[str]:
 def rows_of_tables(folder: str) -> Counter[str]:
     """The count of rows by number."""
     tables = (ROOT / folder).glob("*.yaml")
-    return Counter(number for table in tables for number in rows(yaml.safe_load(table.read_text())))
+    return Counter(
+        number for table in tables for number in rows(yaml.load(table.read_text(), yaml.CSafeLoader))
+    )
 
 
 @functools.cache

@@ -192,9 +192,9 @@ def test_the_policy_of_an_example_has_no_problem(name: str) -> None:
 @pytest.mark.parametrize("folder", ["health-metric", "power"])
 def test_a_deployment_makes_the_pods_that_are_decided(folder: str) -> None:
     """The labels that a policy selects and the affinity are the same in both places."""
-    deployment = yaml.safe_load((EXAMPLES / folder / "cluster" / "deployment.yaml").read_text())
+    deployment = yaml.load((EXAMPLES / folder / "cluster" / "deployment.yaml").read_text(), yaml.CSafeLoader)
     made = deployment["spec"]["template"]
-    manifest = yaml.safe_load((EXAMPLES / folder / "pods.yaml").read_text())
+    manifest = yaml.load((EXAMPLES / folder / "pods.yaml").read_text(), yaml.CSafeLoader)
     pod = manifest["items"][0] if manifest["kind"] == "List" else manifest
     assert made["metadata"]["labels"] == pod["metadata"]["labels"]
     assert deployment["metadata"]["namespace"] == pod["metadata"]["namespace"]

@@ -30,9 +30,9 @@ def test_the_table_is_the_library() -> None:
 
 def test_the_examples_use_existing_hooks_and_inputs() -> None:
     blocks = [block for block in docs_page_code_blocks.blocks(PAGE) if block.language == "yaml"]
-    commit, workflow = (yaml.safe_load(block.text) for block in blocks)
-    hooks: Any = yaml.safe_load((ROOT / ".pre-commit-hooks.yaml").read_text())
-    action: Any = yaml.safe_load((ROOT / "action.yml").read_text())
+    commit, workflow = (yaml.load(block.text, yaml.CSafeLoader) for block in blocks)
+    hooks: Any = yaml.load((ROOT / ".pre-commit-hooks.yaml").read_text(), yaml.CSafeLoader)
+    action: Any = yaml.load((ROOT / "action.yml").read_text(), yaml.CSafeLoader)
     assert commit["repos"][0]["hooks"] == [{"id": hook["id"]} for hook in hooks]
     [step] = [step for step in workflow["jobs"]["policies"]["steps"] if "nodewise" in step["uses"]]
     assert step["with"].keys() <= action["inputs"].keys()

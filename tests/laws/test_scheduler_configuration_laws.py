@@ -59,7 +59,7 @@ def test_merged_configuration_keeps_all_fields_and_lines_of_the_user(text: str) 
         }
     ]
     merged = scheduler_configuration_file.add_extender_entries(text.encode(), "own.yaml", entries, CONTEXT)
-    before, after = yaml.safe_load(text), yaml.safe_load(merged.data)
+    before, after = yaml.load(text, yaml.CSafeLoader), yaml.load(merged.data, yaml.CSafeLoader)
     assert {**after, "extenders": None} == {**before, "extenders": None}
     others = [entry for entry in before.get("extenders") or [] if "nodewise" not in entry["urlPrefix"]]
     assert [entry for entry in after["extenders"] if "nodewise" not in entry["urlPrefix"]] == others

@@ -138,7 +138,9 @@ def test_the_page_of_rights_has_a_row_for_each(manifest: str) -> None:
     page = (ROOT / "docs/rights.md").read_text()
     section = page.partition(f"`deploy/{manifest}`\n")[2].partition("\n## ")[0]
     rows = [line.split("|")[1:5] for line in section.splitlines() if line.startswith("| `")]
-    granted = rbac_rights_comparison.granted(yaml.safe_load_all((ROOT / "deploy" / manifest).read_text()))
+    granted = rbac_rights_comparison.granted(
+        yaml.load_all((ROOT / "deploy" / manifest).read_text(), yaml.CSafeLoader)
+    )
     documented = [right for row in rows for right in _rights(*row)]
     assert set(documented) == granted
     assert len(documented) == len(granted)
@@ -174,7 +176,7 @@ def test_policies_in_pages_and_examples_have_no_problems() -> None:
     problems = {}
     kinds = set()
     for where, text in texts.items():
-        for document in yaml.safe_load_all(text):
+        for document in yaml.load_all(text, yaml.CSafeLoader):
             kind = document.get("kind") if isinstance(document, dict) else None
             if kind in RESOURCES and "spec" in document:
                 kinds.add(kind)

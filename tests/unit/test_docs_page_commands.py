@@ -141,7 +141,7 @@ def test_metrics_and_log_events_exist(page: Path) -> None:
 
 @pytest.mark.parametrize("block", YAML, ids=lambda block: block.where)
 def test_yaml_can_be_read(block: Block) -> None:
-    documents = [document for document in yaml.safe_load_all(block.text) if document is not None]
+    documents = [document for document in yaml.load_all(block.text, yaml.CSafeLoader) if document is not None]
     assert documents
     for document in documents:
         if not isinstance(document, dict):

@@ -21,7 +21,7 @@ ROOT = Path(__file__).parents[2]
 CHART = ROOT / helm_chart_generator.CHART
 DASHBOARDS = sorted((CHART / "dashboards").glob("*.json"))
 SCHEMA: dict[str, Any] = json.loads((CHART / "values.schema.json").read_text())
-VALUES: dict[str, Any] = yaml.safe_load((CHART / "values.yaml").read_text())
+VALUES: dict[str, Any] = yaml.load((CHART / "values.yaml").read_text(), yaml.CSafeLoader)
 
 
 @pytest.fixture(autouse=True)
@@ -30,7 +30,7 @@ def _at_the_root(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_it_is_of_this_version() -> None:
-    about = yaml.safe_load((CHART / "Chart.yaml").read_text())
+    about = yaml.load((CHART / "Chart.yaml").read_text(), yaml.CSafeLoader)
     assert about["appVersion"] == about["version"] == nodewise.__version__
 
 
@@ -40,7 +40,7 @@ class TestArtifactHub:
     """
 
     ABOUT: ClassVar[dict[str, Any]] = release.chart_metadata(
-        yaml.safe_load((CHART / "Chart.yaml").read_text()), "https://example.org/x/nodewise"
+        yaml.load((CHART / "Chart.yaml").read_text(), yaml.CSafeLoader), "https://example.org/x/nodewise"
     )
     ANNOTATIONS: ClassVar[dict[str, str]] = {
         name.removeprefix("artifacthub.io/"): value for name, value in ABOUT["annotations"].items()
@@ -67,13 +67,13 @@ class TestArtifactHub:
         assert self.ANNOTATIONS.keys() == {"license", "operator", "crds", "crdsExamples", "links"}
         assert self.ANNOTATIONS["license"] == "Apache-2.0", "an identifier of SPDX, that of pyproject.toml"
         assert self.ANNOTATIONS["operator"] in ("true", "false")
-        links = yaml.safe_load(self.ANNOTATIONS["links"])
+        links = yaml.load(self.ANNOTATIONS["links"], yaml.CSafeLoader)
         assert [link.keys() for link in links] == [{"name", "url"}] * len(links)
 
     def test_all_definitions_are_listed(self) -> None:
-        listed = yaml.safe_load(self.ANNOTATIONS["crds"])
+        listed = yaml.load(self.ANNOTATIONS["crds"], yaml.CSafeLoader)
         texts = [path.read_text() for path in sorted((CHART / "crds").glob("*.yaml"))]
-        shipped = [crd for text in texts for crd in yaml.safe_load_all(text) if crd]
+        shipped = [crd for text in texts for crd in yaml.load_all(text, yaml.CSafeLoader) if crd]
         assert {crd["name"]: (crd["kind"], crd["version"]) for crd in listed} == {
             crd["metadata"]["name"]: (crd["spec"]["names"]["kind"], crd["spec"]["versions"][0]["name"])
             for crd in shipped
@@ -81,7 +81,7 @@ class TestArtifactHub:
         assert all(crd["displayName"] and crd["description"] for crd in listed)
 
     def test_examples_are_valid_policies(self, tmp_path: Path) -> None:
-        examples = yaml.safe_load(self.ANNOTATIONS["crdsExamples"])
+        examples = yaml.load(self.ANNOTATIONS["crdsExamples"], yaml.CSafeLoader)
         assert {example["kind"] for example in examples} == {"PlacementPolicy", "ClusterPlacementPolicy"}
         file = tmp_path / "examples.yaml"
         file.write_text(yaml.safe_dump_all(examples))
@@ -168,7 +168,7 @@ def test_there_is_one_switch_for_each_agent() -> None:
 
 @pytest.mark.parametrize("values", helm_chart_generator.combinations(), ids=lambda path: path.stem)
 def test_the_program_takes_the_settings_of_each_combination(values: Path, tmp_path: Path) -> None:
-    settings = yaml.safe_load((ROOT / values).read_text())
+    settings = yaml.load((ROOT / values).read_text(), yaml.CSafeLoader)
     sections = {
         name: agent["settings"] for name, agent in settings.get("agents", {}).items() if agent.get("settings")
     }
@@ -204,7 +204,7 @@ def _series() -> dict[str, tuple[str, ...]]:
 @pytest.mark.parametrize("path", sorted((ROOT / "deploy").glob("*.yaml")), ids=lambda path: path.stem)
 def test_nothing_of_other_services_reaches_the_settings_of_a_manifest_s_pods(path: Path) -> None:
     """A Service named nodewise sets NODEWISE_PORT, which is a setting. A test with Helm checks those of the chart."""
-    for manifest in yaml.safe_load_all(path.read_text()):
+    for manifest in yaml.load_all(path.read_text(), yaml.CSafeLoader):
         spec = manifest.get("spec", {}) if manifest else {}
         spec = spec.get("jobTemplate", {}).get("spec", spec)
         pod = spec.get("template", {}).get("spec", spec)
@@ -234,11 +234,13 @@ def test_dashboards_have_names_of_their_own() -> None:
 
 
 def test_the_adapter_queries_the_node_labels_of_exporters() -> None:
-    stack = yaml.safe_load((ROOT / "deploy/metrics/kube-prometheus-stack.yaml").read_text())
+    stack = yaml.load((ROOT / "deploy/metrics/kube-prometheus-stack.yaml").read_text(), yaml.CSafeLoader)
     (to,) = stack["prometheus-node-exporter"]["prometheus"]["monitor"]["relabelings"]
-    (rule,) = yaml.safe_load((ROOT / "deploy/metrics/prometheus-adapter.yaml").read_text())["rules"]["custom"]
+    (rule,) = yaml.load((ROOT / "deploy/metrics/prometheus-adapter.yaml").read_text(), yaml.CSafeLoader)[
+        "rules"
+    ]["custom"]
     assert rule["resources"]["overrides"] == {to["targetLabel"]: {"resource": "node"}}
-    direct = yaml.safe_load((CHART / "values/values-prometheus.yaml").read_text())["settings"]
+    direct = yaml.load((CHART / "values/values-prometheus.yaml").read_text(), yaml.CSafeLoader)["settings"]
     assert "prometheus_node_label" not in direct
     assert to["targetLabel"] in PrometheusOptions().prometheus_node_label
 

@@ -21,7 +21,7 @@ def archives(tmp_path: Path) -> list[Path]:
 
 
 def test_the_manifest_has_a_platform_for_each_archive_of_the_version(archives: list[Path]) -> None:
-    manifest = yaml.safe_load(kubectl_plugin.manifest(archives, URL))
+    manifest = yaml.load(kubectl_plugin.manifest(archives, URL), yaml.CSafeLoader)
     spec = manifest["spec"]
     assert (spec["version"], spec["homepage"]) == (f"v{nodewise.__version__}", URL)
     assert [platform["selector"]["matchLabels"] for platform in spec["platforms"]] == [
@@ -35,7 +35,7 @@ def test_the_manifest_has_a_platform_for_each_archive_of_the_version(archives: l
 
 
 def test_the_template_follows_the_rules_of_the_index() -> None:
-    template = yaml.safe_load(kubectl_plugin.TEMPLATE.read_text())
+    template = yaml.load(kubectl_plugin.TEMPLATE.read_text(), yaml.CSafeLoader)
     assert template["apiVersion"] == "krew.googlecontainertools.github.com/v1alpha2"
     assert (template["kind"], template["metadata"]) == ("Plugin", {"name": kubectl_plugin.TEMPLATE.stem})
     short = template["spec"]["shortDescription"]

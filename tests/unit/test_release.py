@@ -58,7 +58,7 @@ def test_the_chart_gets_the_addresses_of_the_repository() -> None:
     assert metadata["sources"] == ["https://example.org/x/nodewise"]
     assert (ROOT / metadata["icon"].partition("/raw/HEAD/")[2]).is_file()
     assert metadata["annotations"]["artifacthub.io/license"] == "Apache-2.0"
-    links = yaml.safe_load(metadata["annotations"]["artifacthub.io/links"])
+    links = yaml.load(metadata["annotations"]["artifacthub.io/links"], yaml.CSafeLoader)
     assert [link["name"] for link in links] == ["Documentation", "Changelog"]
     assert all((ROOT / link["url"].partition("/blob/HEAD/")[2]).is_file() for link in links)
     assert release.chart_metadata(before, "") == before
@@ -105,7 +105,7 @@ def test_the_installation_manifest_is_native_mode_with_the_image_of_the_registry
     release.write_installation(tmp_path, release.image_repository(registry))
     text = (tmp_path / "install.yaml").read_text()
     assert ("ctr --namespace k8s.io images import" in text) is (registry == "")
-    objects = [manifest for manifest in yaml.safe_load_all(text) if manifest]
+    objects = [manifest for manifest in yaml.load_all(text, yaml.CSafeLoader) if manifest]
     kinds = [manifest["kind"] for manifest in objects]
     assert kinds[:4] == ["CustomResourceDefinition"] * 3 + ["Namespace"]
     assert kinds.count("MutatingAdmissionPolicy") == 4
@@ -202,7 +202,7 @@ def test_the_release_has_the_plugins_of_all_platforms_and_one_manifest(
     arm64 = f"kubectl-nodewise-{nodewise.__version__}-linux-arm64.tar.gz"
     (others / arm64).write_text("arm64")
     release.package_plugin(folder, "https://example.org/x", others)
-    platforms = yaml.safe_load((folder / "nodewise.yaml").read_text())["spec"]["platforms"]
+    platforms = yaml.load((folder / "nodewise.yaml").read_text(), yaml.CSafeLoader)["spec"]["platforms"]
     assert [platform["selector"]["matchLabels"]["arch"] for platform in platforms] == ["amd64", "arm64"]
     assert (folder / arm64).read_text() == "arm64"
     release.package_plugin(unpublished, "", None)

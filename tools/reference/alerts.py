@@ -17,7 +17,9 @@ RULES: Final = Path(__file__).parents[2] / "deploy/metrics/alert-rules.yaml"
 
 def alerts_page() -> str:
     """Every alert with its severity, expression and runbook."""
-    rules = [rule for group in yaml.safe_load(RULES.read_text())["groups"] for rule in group["rules"]]
+    rules = [
+        rule for group in yaml.load(RULES.read_text(), yaml.CSafeLoader)["groups"] for rule in group["rules"]
+    ]
     return "".join(
         [
             MADE,

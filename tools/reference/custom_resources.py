@@ -56,7 +56,7 @@ def _kinds() -> Iterator[str]:
 
 
 def _documents(path: Path) -> list[Mapping[str, Any]]:
-    return [document for document in yaml.safe_load_all(path.read_text()) if document]
+    return [document for document in yaml.load_all(path.read_text(), yaml.CSafeLoader) if document]
 
 
 def _kind(path: Path, definition: Mapping[str, Any], seen: AbstractSet[Row]) -> str:

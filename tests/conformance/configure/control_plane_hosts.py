@@ -115,7 +115,7 @@ class ControlPlaneHost:
 
     @property
     def pod(self) -> dict[str, Any]:
-        return yaml.safe_load(self.manifest.read_bytes())
+        return yaml.load(self.manifest.read_bytes(), yaml.CSafeLoader)
 
     @property
     def container(self) -> dict[str, Any]:
@@ -123,7 +123,7 @@ class ControlPlaneHost:
 
     @property
     def configuration(self) -> dict[str, Any]:
-        return yaml.safe_load(self.config.read_bytes())
+        return yaml.load(self.config.read_bytes(), yaml.CSafeLoader)
 
     @property
     def backups(self) -> list[Path]:

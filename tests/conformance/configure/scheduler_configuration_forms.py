@@ -9,8 +9,8 @@ from tests.conformance.configure.control_plane_hosts import ControlPlaneHost
 from tests.conformance.configure.scheduler_manifests import kubeadm_pod, to_yaml, with_field
 
 DEFAULT_MINOR = 36
-CONFIGURATION_FORMS: list[dict[str, Any]] = yaml.safe_load(
-    Path(__file__).with_name("configuration_forms.yaml").read_text()
+CONFIGURATION_FORMS: list[dict[str, Any]] = yaml.load(
+    Path(__file__).with_name("configuration_forms.yaml").read_text(), yaml.CSafeLoader
 )
 
 

@@ -511,4 +511,4 @@ def test_without_a_ca_when_somebody_insists(host):
 
 def test_yaml_readers_accept_the_output(host):
     host.run()
-    assert yaml.safe_load(host.manifest.read_bytes())["kind"] == "Pod"
+    assert yaml.load(host.manifest.read_bytes(), yaml.CSafeLoader)["kind"] == "Pod"

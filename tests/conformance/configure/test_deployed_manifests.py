@@ -37,7 +37,7 @@ def test_no_script_ships() -> None:
 
 def shipped_objects(name: str) -> list[dict[str, Any]]:
     text = (DEPLOY / "kustomize" / name / "nodewise.yaml").read_text()
-    return [manifest for manifest in yaml.safe_load_all(text) if manifest]
+    return [manifest for manifest in yaml.load_all(text, yaml.CSafeLoader) if manifest]
 
 
 def single_object(manifests: list[dict[str, Any]], kind: str) -> dict[str, Any]:
@@ -78,7 +78,7 @@ def test_the_extenders_deployment(name: str) -> None:
 
 def rule_schema() -> tuple[dict[str, Any], dict[str, Any]]:
     """The schemas of a strategy and of a rule."""
-    definition = yaml.safe_load((DEPLOY / "crds" / "taspolicies.yaml").read_text())
+    definition = yaml.load((DEPLOY / "crds" / "taspolicies.yaml").read_text(), yaml.CSafeLoader)
     [version] = definition["spec"]["versions"]
     spec = version["schema"]["openAPIV3Schema"]["properties"]["spec"]
     strategy = spec["properties"]["strategies"]["additionalProperties"]
@@ -96,14 +96,16 @@ def test_the_definition_of_policies() -> None:
     assert "Foo" not in fields["operator"]["enum"]
     assert strategy["properties"]["logicalOperator"]["enum"] == ["allOf", "anyOf"]
     assert not {"target", "labels"} & set(rule["required"])
-    refusals = yaml.safe_load((ROOT / "tests" / "conformance" / "tas" / "crd.yaml").read_text())["rows"]
+    refusals = yaml.load((ROOT / "tests" / "conformance" / "tas" / "crd.yaml").read_text(), yaml.CSafeLoader)[
+        "rows"
+    ]
     assert {row["number"] for row in refusals if "number" in row} >= {"X2", "X3", "X4", "X7", "X9"}
 
 
 @case(123, "nodes are known by the label `node`")
 def test_the_adapters_rule_for_metrics_of_nodes() -> None:
     """tests/cluster/test_metrics_pipeline.py checks it with a real adapter."""
-    values = yaml.safe_load((DEPLOY / "metrics" / "prometheus-adapter.yaml").read_text())
+    values = yaml.load((DEPLOY / "metrics" / "prometheus-adapter.yaml").read_text(), yaml.CSafeLoader)
     [custom] = values["rules"]["custom"]
     assert custom["resources"] == {"overrides": {"node": {"resource": "node"}}}
     name = "node_health_metric"

@@ -133,7 +133,7 @@ def test_value_that_no_field_can_have_is_refused(host, flag, expected):
 
 
 def test_template_keeps_its_own_fields_and_receives_the_others(host):
-    value = yaml.safe_load(TAS_TEMPLATE) | {"enableProfiling": True}
+    value = yaml.load(TAS_TEMPLATE, yaml.CSafeLoader) | {"enableProfiling": True}
     host.template.write_text(yaml.safe_dump(value))
     host.write(manifest_with_flags("--profiling=false", "--kube-api-qps=90"))
     ran = host.run()

@@ -452,7 +452,10 @@ def test_odd_texts_are_edited_or_refused_and_never_broken(host, old, new):
         assert (ran.code, host.snapshot()) == (1, before)
         return
     assert f"--config={host.config}" in host.container["command"]
-    assert yaml.safe_load(host.manifest.read_bytes())["spec"]["dnsPolicy"] == "ClusterFirstWithHostNet"
+    assert (
+        yaml.load(host.manifest.read_bytes(), yaml.CSafeLoader)["spec"]["dnsPolicy"]
+        == "ClusterFirstWithHostNet"
+    )
     assert host.run("--uninstall").code == 0
     assert host.manifest.read_text() == text
 

@@ -15,8 +15,8 @@ from tests.conformance.configure.scheduler_configuration_forms import (
     host_with_configuration,
 )
 
-MANIFEST_FORMS: list[dict[str, Any]] = yaml.safe_load(
-    Path(__file__).with_name("manifest_forms.yaml").read_text()
+MANIFEST_FORMS: list[dict[str, Any]] = yaml.load(
+    Path(__file__).with_name("manifest_forms.yaml").read_text(), yaml.CSafeLoader
 )
 
 
@@ -55,7 +55,7 @@ def test_configuration_is_merged_or_refused_with_the_next_step(tmp_path: Path, f
     host = host_with_configuration(tmp_path, form)
     if not run_form(host, form, "--merge"):
         return
-    own = yaml.safe_load(form["text"])
+    own = yaml.load(form["text"], yaml.CSafeLoader)
     written = host.configuration
     assert {**written, "extenders": None} == {**own, "extenders": None}
     urls = [entry["urlPrefix"] for entry in own.get("extenders") or []]

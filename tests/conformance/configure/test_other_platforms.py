@@ -22,7 +22,8 @@ def second_scheduler_objects(host, *flags: str) -> dict[tuple[str, str], dict]:
     ran = host.configure("--mode", "second-scheduler", "--kubernetes-version", "1.36.3", *flags)
     assert ran.code == 0, ran.err
     return {
-        (manifest["kind"], manifest["metadata"]["name"]): manifest for manifest in yaml.safe_load_all(ran.out)
+        (manifest["kind"], manifest["metadata"]["name"]): manifest
+        for manifest in yaml.load_all(ran.out, yaml.CSafeLoader)
     }
 
 
@@ -38,7 +39,7 @@ def mode_files(host, mode: str, *flags: str) -> dict[str, str]:
 @pytest.mark.parametrize("agents", ["telemetry", "gpu", "telemetry,gpu"])
 def test_the_configuration_for_each_agent(host, agents):
     flags = ["--agents", agents, "--one-entry-per-agent", "--namespace", "mine"]
-    value = yaml.safe_load(mode_files(host, "kubeadm", *flags)["scheduler-config.yaml"])
+    value = yaml.load(mode_files(host, "kubeadm", *flags)["scheduler-config.yaml"], yaml.CSafeLoader)
     assert [entry["urlPrefix"] for entry in value["extenders"]] == [
         f"https://nodewise.mine.svc:9001/agents/{agent}" for agent in agents.split(",")
     ]
@@ -67,7 +68,7 @@ def test_a_second_scheduler(host):
         (name, None),
         (name, "nodewise"),
     }
-    value = yaml.safe_load(manifests["ConfigMap", name]["data"]["scheduler.yaml"])
+    value = yaml.load(manifests["ConfigMap", name]["data"]["scheduler.yaml"], yaml.CSafeLoader)
     assert "clientConnection" not in value
     assert [profile["schedulerName"] for profile in value["profiles"]] == [name]
     assert value["leaderElection"] == {
@@ -141,7 +142,9 @@ def expand_rules(rules) -> set[str]:
 def test_a_second_scheduler_has_the_rights_that_ship(host, agents, files):
     flags = ["--kubernetes-version", "1.36", "--agents", agents, "-o", "json"]
     items = json.loads(host.configure("--mode", "second-scheduler", *flags).out)["items"]
-    shipped = [item for file in files for item in yaml.safe_load_all((DEPLOY / file).read_text())]
+    shipped = [
+        item for file in files for item in yaml.load_all((DEPLOY / file).read_text(), yaml.CSafeLoader)
+    ]
     own_lease = {f"coordination.k8s.io/leases/{verb}/nodewise-scheduler" for verb in ("get", "update")}
     for kind, more in (("ClusterRole", set()), ("Role", own_lease)):
         rules = [rule for item in shipped if item["kind"] == kind for rule in item["rules"]]
@@ -160,7 +163,7 @@ def test_a_second_scheduler_has_the_rights_that_ship(host, agents, files):
 )
 def test_distributions(host, mode, kubeconfig):
     texts = mode_files(host, mode, "--extender-url", ADDRESS)
-    value = yaml.safe_load(texts["scheduler-config.yaml"])
+    value = yaml.load(texts["scheduler-config.yaml"], yaml.CSafeLoader)
     assert value["clientConnection"] == {"kubeconfig": kubeconfig}
     [entry] = value["extenders"]
     assert entry["urlPrefix"] == f"{ADDRESS}/scheduler"
@@ -173,7 +176,9 @@ def test_distributions(host, mode, kubeconfig):
 
 
 def test_talos_takes_the_whole_configuration(host):
-    patch = yaml.safe_load(mode_files(host, "talos", "--extender-url", ADDRESS)["machine-config-patch.yaml"])
+    patch = yaml.load(
+        mode_files(host, "talos", "--extender-url", ADDRESS)["machine-config-patch.yaml"], yaml.CSafeLoader
+    )
     assert patch["cluster"]["scheduler"]["config"]["kind"] == "KubeSchedulerConfiguration"
     assert "clientConnection" not in patch["cluster"]["scheduler"]["config"]
 
@@ -181,13 +186,13 @@ def test_talos_takes_the_whole_configuration(host):
 @case(122, "a requirement on the new program")
 def test_kubeadm(host):
     texts = mode_files(host, "kubeadm")
-    assert yaml.safe_load(texts["patches/kube-scheduler+strategic.yaml"]) == {
+    assert yaml.load(texts["patches/kube-scheduler+strategic.yaml"], yaml.CSafeLoader) == {
         "spec": {"dnsPolicy": "ClusterFirstWithHostNet"}
     }
     path = "/etc/kubernetes/nodewise/scheduler-config.yaml"
     args = {"v1beta3": {"config": path}, "v1beta4": [{"name": "config", "value": path}]}
     for version, wanted in args.items():
-        cluster, init = yaml.safe_load_all(texts[f"kubeadm-{version}.yaml"])
+        cluster, init = yaml.load_all(texts[f"kubeadm-{version}.yaml"], yaml.CSafeLoader)
         assert cluster["scheduler"]["extraArgs"] == wanted
         assert cluster["apiVersion"] == init["apiVersion"] == f"kubeadm.k8s.io/{version}"
         assert [volume["pathType"] for volume in cluster["scheduler"]["extraVolumes"]] == [
@@ -198,8 +203,8 @@ def test_kubeadm(host):
 
 def test_kind(host):
     """The patches have both versions of kubeadm's configuration: kind merges those of the version that it writes."""
-    cluster = yaml.safe_load(mode_files(host, "kind")["kind.yaml"])
-    patches = [yaml.safe_load(text) for text in cluster["kubeadmConfigPatches"]]
+    cluster = yaml.load(mode_files(host, "kind")["kind.yaml"], yaml.CSafeLoader)
+    patches = [yaml.load(text, yaml.CSafeLoader) for text in cluster["kubeadmConfigPatches"]]
     path = "/nodewise/scheduler-config.yaml"
     configurations = {(patch["apiVersion"], patch["kind"]): patch for patch in patches}
     for version, args in {
@@ -216,7 +221,7 @@ def test_kind(host):
 
 
 def test_cluster_api(host):
-    manifests = {name: yaml.safe_load(text) for name, text in mode_files(host, "capi").items()}
+    manifests = {name: yaml.load(text, yaml.CSafeLoader) for name, text in mode_files(host, "capi").items()}
     path = "/etc/kubernetes/nodewise/scheduler-config.yaml"
     for version, args in {
         "v1beta1": {"config": path},
@@ -230,14 +235,16 @@ def test_cluster_api(host):
         spec = plane["spec"]["kubeadmConfigSpec"]
         assert spec["clusterConfiguration"]["scheduler"]["extraArgs"] == args
         written = {file["path"]: file for file in spec["files"]}
-        value = yaml.safe_load(written[path]["content"])
+        value = yaml.load(written[path]["content"], yaml.CSafeLoader)
         named = value["extenders"][0]["tlsConfig"].values()
         folder = {volume["mountPath"]: volume["hostPath"] for volume in volumes(spec)}["/host/certs"]
         assert {f"{folder}/{Path(name).name}" for name in named} <= set(written)
         assert written[f"{folder}/client.key"]["permissions"] == "0600"
         for phase in ("initConfiguration", "joinConfiguration"):
             patch = written[f"{spec[phase]['patches']['directory']}/kube-scheduler+strategic.yaml"]
-            assert yaml.safe_load(patch["content"]) == {"spec": {"dnsPolicy": "ClusterFirstWithHostNet"}}
+            assert yaml.load(patch["content"], yaml.CSafeLoader) == {
+                "spec": {"dnsPolicy": "ClusterFirstWithHostNet"}
+            }
     assert manifests["clusterresourceset.yaml"]["kind"] == "ClusterResourceSet"
     assert "not run by us" in host.configure("--mode", "capi").err
 

@@ -69,7 +69,7 @@ def has_no_key(stderr: str) -> bool:
 
 
 def test_two_secrets_are_printed_by_default() -> None:
-    server, client = yaml.safe_load_all(run("-n", "web", "--name", "10.0.0.7").stdout)
+    server, client = yaml.load_all(run("-n", "web", "--name", "10.0.0.7").stdout, yaml.CSafeLoader)
     assert (server["metadata"]["name"], client["metadata"]["name"]) == (
         "nodewise-tls",
         "nodewise-scheduler-client",
@@ -327,7 +327,7 @@ def test_systemd_accepts_the_units(tmp_path: Path) -> None:
 
 
 def test_objects_for_cert_manager_are_printed() -> None:
-    manifests = list(yaml.safe_load_all(run("--cert-manager", "-n", "web").stdout))
+    manifests = list(yaml.load_all(run("--cert-manager", "-n", "web").stdout, yaml.CSafeLoader))
     assert [manifest["kind"] for manifest in manifests] == [
         "Issuer",
         "Certificate",

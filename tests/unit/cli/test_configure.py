@@ -25,7 +25,7 @@ def run(*flags: str) -> Result:
 def objects(*flags: str) -> list[Any]:
     done = run(VERSION, *flags)
     assert done.exit_code == 0, done.output
-    return list(yaml.safe_load_all(done.stdout))
+    return list(yaml.load_all(done.stdout, yaml.CSafeLoader))
 
 
 def of_kind(made: list[Any], kind: str) -> list[Any]:
@@ -43,7 +43,7 @@ def test_it_contains_the_shipped_files_with_the_definitions_first() -> None:
     shipped = [
         document
         for name in platform_manifests.FILES
-        for document in yaml.safe_load_all((DEPLOY / name).read_text())
+        for document in yaml.load_all((DEPLOY / name).read_text(), yaml.CSafeLoader)
     ]
     different = [
         document["metadata"]["name"]
@@ -138,7 +138,7 @@ def test_other_modes_have_the_source_of_metrics_where_they_run_nodewise() -> Non
 def parts(*words: str) -> list[Any]:
     done = CliRunner().invoke(command, ["manifests", *words])
     assert done.exit_code == 0, done.output
-    return list(yaml.safe_load_all(done.stdout))
+    return list(yaml.load_all(done.stdout, yaml.CSafeLoader))
 
 
 @pytest.mark.parametrize("part", platform_manifests.PARTS)
@@ -146,7 +146,7 @@ def test_a_part_is_printed_as_it_ships_without_workloads(part: str) -> None:
     shipped = [
         document
         for name in platform_manifests.PARTS[part]
-        for document in yaml.safe_load_all((DEPLOY / name).read_text())
+        for document in yaml.load_all((DEPLOY / name).read_text(), yaml.CSafeLoader)
     ]
     assert parts(part) == [item for item in shipped if item["kind"] not in {"Deployment", "Job"}]
 
@@ -238,7 +238,7 @@ def render(*arguments: str) -> tuple[dict[str, Any], str]:
     completed = CliRunner().invoke(command, ["render-scheduler", *arguments], standalone_mode=False)
     if completed.exception:
         raise completed.exception
-    return yaml.safe_load(completed.stdout), completed.stderr
+    return yaml.load(completed.stdout, yaml.CSafeLoader), completed.stderr
 
 
 def test_verbs_of_an_entry_are_those_of_its_agents() -> None:
@@ -290,7 +290,7 @@ def test_weights_that_cannot_be_read_are_named(weights: str) -> None:
 
 
 def test_shipped_configuration_equals_the_printed_one(tmp_path: Any) -> None:
-    documents = yaml.safe_load_all((DEPLOY / "scoring.yaml").read_text())
+    documents = yaml.load_all((DEPLOY / "scoring.yaml").read_text(), yaml.CSafeLoader)
     data = next(document["data"] for document in documents if document["kind"] == "ConfigMap")
     file = tmp_path / "nodewise.yaml"
     file.write_text(data["nodewise.yaml"])

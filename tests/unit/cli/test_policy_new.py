@@ -50,7 +50,7 @@ def add_pods(folder: str, *labels: str, namespace: str = "default", owner: str =
 def printed(result: Result) -> Any:
     """The printed policy, which `policy lint` accepts."""
     assert result.exit_code == 0, result.output
-    document = yaml.safe_load(result.stdout)
+    document = yaml.load(result.stdout, yaml.CSafeLoader)
     assert policy_lint.lint(msgspec.json.encode(document), document["kind"]) == []
     return document
 

@@ -36,7 +36,7 @@ def test_new_policy_of_a_recording_rule_is_valid_tested_and_decides(tmp_path: Pa
     options = ("--namespace=web", "--above=2", "--mode=Enforce", "--selector={}", f"--folder={folder}")
     done = run("policy", "new", *inputs, f"--metric={metric}", *options)
     assert done.exit_code == 0, done.exception
-    policy = yaml.safe_load((folder / "policy.yaml").read_text())
+    policy = yaml.load((folder / "policy.yaml").read_text(), yaml.CSafeLoader)
     assert policy["spec"]["avoid"][0]["metric"] == metric
     assert policy["metadata"]["name"].strip("-") == policy["metadata"]["name"]
     assert run("policy", "lint", str(folder / "policy.yaml")).exit_code == 0

@@ -50,7 +50,7 @@ def _without_network(monkeypatch: pytest.MonkeyPatch) -> None:
 def parse_manifest(text: str) -> dict[str, Any]:
     """The objects of a manifest with the status of running workloads, by path."""
     objects: dict[str, Any] = {}
-    for document in filter(None, yaml.safe_load_all(text)):
+    for document in filter(None, yaml.load_all(text, yaml.CSafeLoader)):
         kind, metadata = document["kind"], document["metadata"]
         if kind in COLLECTIONS:
             if kind in ("Deployment", "DaemonSet"):
@@ -202,7 +202,7 @@ def test_the_rights_of_the_controller_are_those_of_its_manifest() -> None:
     rights = {str(right) for right in needed_rights(CONTROLLER)}
     rules = [
         (rule, manifest["metadata"].get("namespace", ""))
-        for manifest in yaml.safe_load_all((DEPLOY / "controller.yaml").read_text())
+        for manifest in yaml.load_all((DEPLOY / "controller.yaml").read_text(), yaml.CSafeLoader)
         if manifest["kind"] in {"ClusterRole", "Role"}
         for rule in manifest["rules"]
     ]

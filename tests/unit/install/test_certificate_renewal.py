@@ -342,7 +342,7 @@ def test_cert_manager_objects_have_the_same_names_and_usages() -> None:
     assert specs["client"]["commonName"] == "nodewise-scheduler-client"
     assert specs["client"]["usages"] == ["digital signature", "client auth"]
     assert (specs["client"]["duration"], specs["client"]["renewBefore"]) == ("2160h", "720h")
-    assert yaml.safe_load(yaml.safe_dump(manifests)) == manifests
+    assert yaml.load(yaml.safe_dump(manifests), yaml.CSafeLoader) == manifests
 
 
 def test_words_of_a_unit_are_quoted() -> None:

@@ -23,7 +23,9 @@ def stored(*files: str, prefix: str = "nodewise") -> dict[str, dict[tuple[str, s
     objects: dict[str, dict[tuple[str, str], Any]] = {}
     for watched in WATCHED:
         objects[watched.name] = {}
-        for document in yaml.safe_load_all("---\n".join((DEPLOY / file).read_text() for file in files)):
+        for document in yaml.load_all(
+            "---\n".join((DEPLOY / file).read_text() for file in files), yaml.CSafeLoader
+        ):
             if document["kind"] != watched.resource.kind:
                 continue
             text = msgspec.json.encode(document).replace(b"nodewise-", prefix.encode() + b"-")

@@ -16,7 +16,7 @@ KINDS = ("placementpolicies", "clusterplacementpolicies")
 
 
 def schema(plural: str) -> Any:
-    definition = yaml.safe_load((policy_definitions.DEPLOY / f"crds/{plural}.yaml").read_text())
+    definition = yaml.load((policy_definitions.DEPLOY / f"crds/{plural}.yaml").read_text(), yaml.CSafeLoader)
     return definition["spec"]["versions"][0]["schema"]["openAPIV3Schema"]["properties"]
 
 
@@ -25,7 +25,7 @@ def admission_expression(variable: str) -> str:
     text = (policy_definitions.DEPLOY / "policy-fields.yaml").read_text()
     [expression] = [
         entry["expression"]
-        for document in yaml.safe_load_all(text)
+        for document in yaml.load_all(text, yaml.CSafeLoader)
         if document["metadata"]["name"] == "nodewise-placement-policy-fields"
         and "variables" in document["spec"]
         for entry in document["spec"]["variables"]
@@ -87,7 +87,7 @@ def test_the_indexes_of_the_admission_policy_reach_the_longest_list() -> None:
     limits = [
         field["maxItems"] for _, field in objects("spec", schema(KINDS[1])["spec"]) if "maxItems" in field
     ]
-    assert yaml.safe_load(admission_expression("indexes")) == list(range(max(limits)))
+    assert yaml.load(admission_expression("indexes"), yaml.CSafeLoader) == list(range(max(limits)))
 
 
 def test_the_admission_policy_has_the_label_keys_of_the_parser() -> None:

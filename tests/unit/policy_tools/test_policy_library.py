@@ -27,7 +27,7 @@ def new(preset: str, *flags: str) -> Any:
     """The printed policy, which `policy lint` accepts without notes."""
     result = policy("new", f"--preset={preset}", *flags)
     assert result.exit_code == 0, (result.output, result.exception)
-    document = yaml.safe_load(result.stdout)
+    document = yaml.load(result.stdout, yaml.CSafeLoader)
     data = msgspec.json.encode(document)
     assert policy_lint.lint(data, document["kind"]) == []
     assert policy_lint.notes(data, document["kind"], 5.0) == []
@@ -99,7 +99,7 @@ def test_a_preset_is_shown_with_its_exporter_sample_and_sources(name: str) -> No
     result = policy("library", name)
     assert result.exit_code == 0, result.output
     preset = policy_library.load(name)
-    assert yaml.safe_load(result.stdout) == new(name)
+    assert yaml.load(result.stdout, yaml.CSafeLoader) == new(name)
     for text in (f"# Exporter: {preset.exporter}, with ", *(f"# Source: {text}" for text in preset.sources)):
         assert text in result.stdout
     for line in preset.sample.splitlines():

@@ -230,7 +230,7 @@ def test_stories(row: StoryRow, two_cpu_node: DirectoryNode) -> None:
 def test_101_a_directory_is_described_with_its_path(two_cpu_node: DirectoryNode) -> None:
     words = [sys.executable, "-m", "nodewise_cpu.cmk", "describe", "--conf-dir", str(two_cpu_node.root)]
     done = subprocess.run(words, env=clean(), capture_output=True, text=True, check=True)
-    document = yaml.safe_load(done.stdout)
+    document = yaml.load(done.stdout, yaml.CSafeLoader)
     assert document["path"] == str(two_cpu_node.root)
     assert list(document["pools"]) == ["exclusive", "infra", "shared"]
     lists = {"1": {"cpus": "1", "tasks": []}}

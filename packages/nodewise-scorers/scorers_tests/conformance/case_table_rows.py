@@ -109,7 +109,7 @@ class PigeonStory(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
 
 def stories() -> list[PigeonStory]:
     """The stories of `pigeon.yaml`."""
-    document: Any = yaml.safe_load((FOLDER / "pigeon.yaml").read_text())
+    document: Any = yaml.load((FOLDER / "pigeon.yaml").read_text(), yaml.CSafeLoader)
     return msgspec.convert(document["stories"], list[PigeonStory])
 
 
@@ -141,7 +141,7 @@ class SafeHttpRow(NumberedRow, frozen=True, kw_only=True):
 
 def http() -> list[SafeHttpRow]:
     """The rows of `http.yaml`."""
-    document: Any = yaml.safe_load((FOLDER / "http.yaml").read_text())
+    document: Any = yaml.load((FOLDER / "http.yaml").read_text(), yaml.CSafeLoader)
     return msgspec.convert(document["rows"], list[SafeHttpRow])
 
 
@@ -150,5 +150,5 @@ T = TypeVar("T", bound=NumberedRow)
 
 def read(name: str, kind: type[T]) -> list[T]:
     """The rows of a table, in order."""
-    rows: Any = yaml.safe_load((FOLDER / f"{name}.yaml").read_text())
+    rows: Any = yaml.load((FOLDER / f"{name}.yaml").read_text(), yaml.CSafeLoader)
     return msgspec.convert(rows, list[kind])  # type: ignore[valid-type]

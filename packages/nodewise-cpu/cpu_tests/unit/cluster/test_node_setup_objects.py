@@ -164,7 +164,9 @@ OPTIONS = SetupOptions(namespace=node_setup_objects.MANIFEST_NAMESPACE)
 
 def shipped() -> Any:
     [daemon_set] = [
-        manifest for manifest in yaml.safe_load_all(MANIFEST.read_text()) if manifest["kind"] == "DaemonSet"
+        manifest
+        for manifest in yaml.load_all(MANIFEST.read_text(), yaml.CSafeLoader)
+        if manifest["kind"] == "DaemonSet"
     ]
     return daemon_set
 
@@ -176,7 +178,7 @@ def test_the_daemon_set_equals_the_shipped_one() -> None:
 def test_service_account_equals_manifest() -> None:
     accounts = [
         (manifest["metadata"]["name"], manifest["metadata"]["namespace"])
-        for manifest in yaml.safe_load_all(MANIFEST.read_text())
+        for manifest in yaml.load_all(MANIFEST.read_text(), yaml.CSafeLoader)
         if manifest["kind"] == "ServiceAccount"
     ]
     assert accounts == [(node_setup_objects.AGENT, node_setup_objects.MANIFEST_NAMESPACE)]

@@ -14,7 +14,7 @@ def test_the_definitions_to_apply_are_those_of_the_program() -> None:
         report_custom_resources.definition(kind, api_server.TABLE[-1])
         for kind in report_custom_resources.KINDS
     ]
-    assert list(yaml.safe_load_all(FILE.read_text())) == wanted
+    assert list(yaml.load_all(FILE.read_text(), yaml.CSafeLoader)) == wanted
 
 
 def test_each_kind_of_api_server_has_its_form() -> None:

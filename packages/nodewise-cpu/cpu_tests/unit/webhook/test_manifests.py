@@ -164,7 +164,7 @@ def test_options_are_applied() -> None:
     spec = objects["Deployment"]["spec"]["template"]["spec"]
     assert spec["imagePullSecrets"] == [{"name": "secret"}]
     assert (spec["containers"][0]["image"], spec["containers"][0]["imagePullPolicy"]) == ("image:1", "Never")
-    mutations = yaml.safe_load(objects["ConfigMap"]["data"]["mutations.yaml"])["mutations"]
+    mutations = yaml.load(objects["ConfigMap"]["data"]["mutations.yaml"], yaml.CSafeLoader)["mutations"]
     assert mutations["perPod"]["spec"]["volumes"][0]["hostPath"]["path"] == "/opt/cmk"
     (hook,) = objects["MutatingWebhookConfiguration"]["webhooks"]
     assert hook["failurePolicy"] == "Fail"
@@ -176,9 +176,9 @@ def test_the_api_servers_files_name_each_other() -> None:
     texts = manifests.admission_configuration_files(
         "/etc/x/", "ns1", manifests.ApiServerCertificate("/c", "/k")
     )
-    configuration = yaml.safe_load(texts[manifests.ADMISSION_CONFIGURATION])
+    configuration = yaml.load(texts[manifests.ADMISSION_CONFIGURATION], yaml.CSafeLoader)
     assert configuration["plugins"][0]["configuration"]["kubeConfigFile"] == f"/etc/x/{manifests.KUBECONFIG}"
-    (user,) = yaml.safe_load(texts[manifests.KUBECONFIG])["users"]
+    (user,) = yaml.load(texts[manifests.KUBECONFIG], yaml.CSafeLoader)["users"]
     assert user == {
         "name": "cmk-webhook-service.ns1.svc",
         "user": {"client-certificate": "/c", "client-key": "/k"},
@@ -192,7 +192,7 @@ def test_all_that_ships_of_the_cpu_manager_is_in_one_namespace() -> None:
     """The only exception are the rights to the older program's reports, which are in `default`."""
     names: set[tuple[str, str]] = set()
     for path in DEPLOY.glob("cpu*.yaml"):
-        for manifest in yaml.safe_load_all(path.read_text()):
+        for manifest in yaml.load_all(path.read_text(), yaml.CSafeLoader):
             about = manifest["metadata"]
             name = about["name"] if manifest["kind"] == "Namespace" else about.get("namespace", "")
             names.add((name, about["name"] if name == "default" else ""))
@@ -201,4 +201,6 @@ def test_all_that_ships_of_the_cpu_manager_is_in_one_namespace() -> None:
 
 def test_shipped_manifest_equals_output_of_command() -> None:
     shipped = (Path(__file__).parents[5] / "deploy/cpu-webhook.yaml").read_text()
-    assert list(yaml.safe_load_all(shipped)) == manifests.objects(WebhookInstallation("cmk-namespace"), None)
+    assert list(yaml.load_all(shipped, yaml.CSafeLoader)) == manifests.objects(
+        WebhookInstallation("cmk-namespace"), None
+    )
