@@ -86,11 +86,8 @@ class TestDecide:
         states = {
             v["node"]: (v["state"], v["age_s"]) for v in json.loads(done.stdout)["decisions"][0]["values"]
         }
-        assert states == {
-            "rack1-a": ("fresh", 0.0),
-            "rack1-b": ("stale", 3600.0),
-            "rack2-a": ("missing", None),
-        }
+        expected = {"rack1-a": ("fresh", 0.0), "rack1-b": ("stale", 3600.0), "rack2-a": ("missing", None)}
+        assert states == expected
 
     @pytest.mark.parametrize(
         ("words", "stdin", "message"),

@@ -79,11 +79,8 @@ def decide(*arguments: str) -> list[dict[str, Any]]:
 
 
 def test_every_example_is_here() -> None:
-    assert {folder.name for folder in EXAMPLES.iterdir() if folder.is_dir()} == {
-        *EXPECTED,
-        "gpu-cards",
-        "mixed-sizes",
-    }
+    expected = {*EXPECTED, "gpu-cards", "mixed-sizes"}
+    assert {folder.name for folder in EXAMPLES.iterdir() if folder.is_dir()} == expected
 
 
 @pytest.mark.parametrize("name", EXPECTED)
@@ -134,11 +131,8 @@ def test_the_example_of_cards_is_decided_as_its_readme_says() -> None:
     readme = (EXAMPLES / "gpu-cards" / "README.md").read_text()
     assert {decision["pod"].partition("/")[2] for decision in decisions} == CARDS.keys()
     for decision in decisions:
-        assert (decision["agents"], decision["feasible"], decision["error"]) == (
-            ["gpu"],
-            ["four-linked"],
-            None,
-        )
+        expected = (["gpu"], ["four-linked"], None)
+        assert (decision["agents"], decision["feasible"], decision["error"]) == expected
         cards = CARDS[decision["pod"].partition("/")[2]]
         assert decision["details"]["four-linked"] == {"gpu": cards}
         assert cards in readme
@@ -175,11 +169,8 @@ def test_running_pods_stay_on_the_cards_that_they_hold() -> None:
     stays_by_pod = {
         decision["pod"]: decision["stays"] for decision in decide("examples/gpu-cards", "--running")
     }
-    assert {pod for pod, stays in stays_by_pod.items() if stays} == {
-        "gpu-demo/model-1",
-        "gpu-demo/model-2",
-        "gpu-demo/trainer",
-    }
+    expected = {"gpu-demo/model-1", "gpu-demo/model-2", "gpu-demo/trainer"}
+    assert {pod for pod, stays in stays_by_pod.items() if stays} == expected
 
 
 @pytest.mark.parametrize("name", sorted(EXPECTED.keys() - {"overload"}))

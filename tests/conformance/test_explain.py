@@ -69,17 +69,8 @@ def test_namespace_as_an_option(extender: ExtenderProcess) -> None:
 
 def test_json_contains_the_whole_attempt(extender: ExtenderProcess) -> None:
     report = json.loads(explain(POD, "--server", extender.health_url, "-o", "json").stdout)
-    assert list(report) == [
-        "pod",
-        "state",
-        "gone",
-        "replicas",
-        "tries",
-        "since",
-        "attempt",
-        "warning",
-        "why_none",
-    ]
+    expected = ["pod", "state", "gone", "replicas", "tries", "since", "attempt", "warning", "why_none"]
+    assert list(report) == expected
     assert (report["pod"], report["state"], report["tries"], report["why_none"]) == (POD, None, 1, None)
     assert report["replicas"][0]["replica"] == extender.health_url
     assert (report["replicas"][0]["found"], report["replicas"][0]["error"]) == (2, None)

@@ -105,12 +105,8 @@ def test_nodes_as_gpu_feature_discovery_hami_and_gke_describe_them() -> None:
         for line in decided.warnings.splitlines()
         if "Warning: node" in line
     }
-    assert problems == {
-        "h100x8-one-unhealthy",
-        "mig-mixed-4-of-8",
-        "two-models-4xT4-2xA100",
-        "hami-8x10",
-    }
+    expected = {"h100x8-one-unhealthy", "mig-mixed-4-of-8", "two-models-4xT4-2xA100", "hami-8x10"}
+    assert problems == expected
 
 
 def test_a_reason_names_the_profile_of_the_vendor_whose_gpus_a_node_has() -> None:
@@ -121,7 +117,5 @@ def test_a_reason_names_the_profile_of_the_vendor_whose_gpus_a_node_has() -> Non
 
 
 def test_nodes_of_a_dra_driver_are_left_to_kube_scheduler() -> None:
-    assert decide("dra_driver", flags=GENERIC).pods["ext-res"] == {
-        "dra-node": "devices container-0-request-0: gpu-0",
-        "dra-node-gfd": "",
-    }
+    expected = {"dra-node": "devices container-0-request-0: gpu-0", "dra-node-gfd": ""}
+    assert decide("dra_driver", flags=GENERIC).pods["ext-res"] == expected

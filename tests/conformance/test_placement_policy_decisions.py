@@ -121,10 +121,8 @@ def test_decide_names_every_policy_and_the_nodes_it_rejects(folder: Path) -> Non
     }
     assert {value["policy"] for value in shop["values"]} == {COOL, WIDE}
     assert (free["feasible"], free["policies"]) == (NODES, {RANK: {"agent": "telemetry", "rejected": []}})
-    assert {(value["metric"], value["policy"], value.get("weight")) for value in free["values"]} == {
-        ("load", RANK, 2),
-        ("heat", RANK, None),
-    }
+    expected = {("load", RANK, 2), ("heat", RANK, None)}
+    assert {(value["metric"], value["policy"], value.get("weight")) for value in free["values"]} == expected
 
 
 def test_the_table_of_decide_names_the_policies(folder: Path) -> None:

@@ -132,10 +132,8 @@ class GpuCluster(NamedTuple):
     def check_others(self) -> None:
         """Checks that both agents respond correctly for valid pods and nodes, and that no failure was logged."""
         answer = self.target.filter(three_node_cluster_objects.NODES)
-        assert response_checks.check_filtered(answer, three_node_cluster_objects.NODES) == (
-            ["n1", "n2"],
-            {three_node_cluster_objects.HOT: three_node_cluster_objects.WHY},
-        )
+        expected = (["n1", "n2"], {three_node_cluster_objects.HOT: three_node_cluster_objects.WHY})
+        assert response_checks.check_filtered(answer, three_node_cluster_objects.NODES) == expected
         kept, failed = self.filter(one_gpu_pod("honest"), [*GOOD, "n1"])
         assert kept == list(GOOD)
         assert "the node has no GPUs" in failed["n1"]

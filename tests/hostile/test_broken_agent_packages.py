@@ -144,11 +144,8 @@ def failures(target: AttackedExtender, agent: str) -> list[dict[str, Any]]:
 
 def test_a_crash_rejects_the_pods_that_it_concerns(target: AttackedExtender) -> None:
     assert rejected_nodes(target, "crashing", "good") == all_for("crashing failed: OSError")
-    assert [priority["Score"] for priority in ask_agents(target, "prioritize", "crashing", "good")] == [
-        7,
-        7,
-        7,
-    ]
+    actual = [priority["Score"] for priority in ask_agents(target, "prioritize", "crashing", "good")]
+    assert actual == [7, 7, 7]
     assert rejected_nodes(target, "good") == {}
 
 

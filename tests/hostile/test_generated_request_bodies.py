@@ -88,10 +88,8 @@ def line(target: AttackedExtender) -> Iterator[RawConnection]:
         answer = opened.ask(
             "/scheduler/filter", encoded({"Pod": pod(), "NodeNames": list(three_node_cluster_objects.NODES)})
         )
-        assert response_checks.check_filtered(answer) == (
-            ["n1", "n2"],
-            {three_node_cluster_objects.HOT: three_node_cluster_objects.WHY},
-        )
+        expected = (["n1", "n2"], {three_node_cluster_objects.HOT: three_node_cluster_objects.WHY})
+        assert response_checks.check_filtered(answer) == expected
 
 
 def _candidates(verb: str, body: Any) -> list[str] | None:

@@ -46,10 +46,8 @@ def _check_regular(verb: str, answer: Any, expect: dict[str, Any]) -> None:
 def _check_alive(line: RawConnection) -> None:
     """Checks that the connection still works and gets correct responses."""
     answer = line.ask("/scheduler/filter", candidates(three_node_cluster_objects.NODES))
-    assert response_checks.check_filtered(answer, three_node_cluster_objects.NODES) == (
-        ["n1", "n2"],
-        {three_node_cluster_objects.HOT: three_node_cluster_objects.WHY},
-    )
+    expected = (["n1", "n2"], {three_node_cluster_objects.HOT: three_node_cluster_objects.WHY})
+    assert response_checks.check_filtered(answer, three_node_cluster_objects.NODES) == expected
 
 
 @pytest.mark.parametrize("case", REQUESTS.values(), ids=list(REQUESTS))

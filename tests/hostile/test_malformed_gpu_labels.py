@@ -382,10 +382,8 @@ def test_two_pods_of_one_name(cluster: GpuCluster) -> None:
     assert not cluster.find("twin")["spec"].get("nodeName")
     assert json.loads(cluster.bind(second, "good2").body)["Error"] == ""
     cluster.settle()
-    assert (cluster.held("good1"), cluster.held("good2")) == (
-        {"card0": 0, "card1": 0},
-        {"card0": 1, "card1": 0},
-    )
+    expected = ({"card0": 0, "card1": 0}, {"card0": 1, "card1": 0})
+    assert (cluster.held("good1"), cluster.held("good2")) == expected
     cluster.remove(PODS, "twin", "d")
     cluster.settle()
 

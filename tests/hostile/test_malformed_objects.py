@@ -41,10 +41,8 @@ class MalformedCluster(NamedTuple):
     def check_others(self) -> None:
         """Checks that another policy still takes effect and that no failure was logged."""
         answer = self.target.filter(three_node_cluster_objects.NODES)
-        assert response_checks.check_filtered(answer, three_node_cluster_objects.NODES) == (
-            ["n1", "n2"],
-            {three_node_cluster_objects.HOT: three_node_cluster_objects.WHY},
-        )
+        expected = (["n1", "n2"], {three_node_cluster_objects.HOT: three_node_cluster_objects.WHY})
+        assert response_checks.check_filtered(answer, three_node_cluster_objects.NODES) == expected
         for event in ("task_failed", "agent_failed", "request_failed"):
             assert not self.target.events(event)
 

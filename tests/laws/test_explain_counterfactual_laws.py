@@ -155,10 +155,6 @@ def test_a_rule_that_holds_its_verdicts_is_not_argued_with() -> None:
 
     before, after = filter_at(1000.0, dict.fromkeys(NODES, 9)), filter_at(1001.0, {})
     assert not after.feasible().any()
-    assert [
-        scheduling_attempt_explanation.explain(Attempt(decision)).held for decision in (before, after)
-    ] == [
-        False,
-        True,
-    ]
+    actual = [scheduling_attempt_explanation.explain(Attempt(decision)).held for decision in (before, after)]
+    assert actual == [False, True]
     assert list(counterfactuals.changes(after)) == []

@@ -85,12 +85,8 @@ async def _talk(port: int, parts: list[bytes], until: bytes) -> bytes:
 def test_how_the_bytes_of_requests_are_cut_changes_no_answer(cuts):
     places = [0, *sorted(cuts), len(FIRST + LAST)]
     got = _exchange(last=[(FIRST + LAST)[begin:end] for begin, end in itertools.pairwise(places)])
-    assert [got.count(words) for words in (b"HTTP/1.1 ", b"HTTP/1.1 200 OK", b"first", b"last")] == [
-        2,
-        2,
-        1,
-        1,
-    ]
+    expected = [2, 2, 1, 1]
+    assert [got.count(words) for words in (b"HTTP/1.1 ", b"HTTP/1.1 200 OK", b"first", b"last")] == expected
 
 
 @given(st.lists(st.one_of(st.binary(max_size=200), st.binary(max_size=50).map(HEAD.__add__)), max_size=3))

@@ -136,12 +136,8 @@ def test_a_replay_answers_the_same_byte_for_byte(history: list[Any], options: Te
     requests = sum(step[0] in {"ask", "garble"} for step in history)
     tally = report.player.tally
     assert report.differences == []
-    assert (tally.same, tally.requests, tally.cluster_states, tally.end) == (
-        requests,
-        requests,
-        len(scene.cluster_states),
-        "stopped",
-    )
+    expected = (requests, requests, len(scene.cluster_states), "stopped")
+    assert (tally.same, tally.requests, tally.cluster_states, tally.end) == expected
 
 
 @settings(deadline=None)

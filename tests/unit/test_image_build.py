@@ -97,12 +97,8 @@ def test_a_layer_has_roots_files_in_order_without_other_users_rights(folder: Pat
         (0, 0, "", "", 5)
     }
     modes = {member.name: member.mode for member in members}
-    assert (modes["etc/b.txt"], modes["usr/bin/a"], modes["tmp"], modes["usr"]) == (
-        0o644,
-        0o755,
-        0o1777,
-        0o755,
-    )
+    expected = (0o644, 0o755, 0o1777, 0o755)
+    assert (modes["etc/b.txt"], modes["usr/bin/a"], modes["tmp"], modes["usr"]) == expected
 
 
 def test_a_folder_for_another_builder_has_the_same_modes(folder: Path, tmp_path: Path) -> None:
@@ -157,11 +153,8 @@ def test_every_descriptor_of_an_archive_leads_to_its_blob(archive: Path) -> None
 def test_an_image_has_its_annotations(archive: Path) -> None:
     (entry,) = json.loads(member(archive, "index.json"))["manifests"]
     config = json.loads(blob(archive, json.loads(blob(archive, entry))["config"]))
-    assert (config["architecture"], config["os"], config["created"]) == (
-        "amd64",
-        "linux",
-        "2001-09-09T01:46:40Z",
-    )
+    expected = ("amd64", "linux", "2001-09-09T01:46:40Z")
+    assert (config["architecture"], config["os"], config["created"]) == expected
     assert config["config"]["User"] == "10001:10001"
     assert config["config"]["Entrypoint"] == ["/usr/local/bin/nodewise"]
     assert config["config"]["Labels"] == {
@@ -307,10 +300,8 @@ def test_digests_of_downloaded_packages_are_those_of_the_signed_lists() -> None:
 
 
 def test_pods_of_the_cpu_manager_name_the_image_that_is_made() -> None:
-    assert (
-        oci.reference(node_setup_objects.IMAGE.partition(":")[2])
-        == f"docker.io/library/{node_setup_objects.IMAGE}"
-    )
+    expected = f"docker.io/library/{node_setup_objects.IMAGE}"
+    assert oci.reference(node_setup_objects.IMAGE.partition(":")[2]) == expected
 
 
 SAID = """\
@@ -324,10 +315,8 @@ Conf libc6 (2.36-9+deb12u14 Debian:12.15/oldstable [amd64])
 
 
 def test_packages_that_only_serve_to_install_others_are_left_out() -> None:
-    assert debian_packages.select_packages(SAID, "debian") == [
-        "libc6=2.36-9+deb12u14",
-        "libssl3=3.0.22-1~deb12u2",
-    ]
+    expected = ["libc6=2.36-9+deb12u14", "libssl3=3.0.22-1~deb12u2"]
+    assert debian_packages.select_packages(SAID, "debian") == expected
 
 
 @pytest.mark.parametrize(
@@ -450,11 +439,8 @@ def test_libraries_of_a_program_are_replaced_by_those_of_another_architecture(
         (system / name).write_text(name)
     foreign_program.replace_libraries(frozen, frozen / "lib", OTHER, [wheels, system])
     files = {path.relative_to(frozen).as_posix() for path in frozen.rglob("*") if path.is_file()}
-    assert files == {
-        "lib/base_library.zip",
-        f"lib/yaml/_yaml.{OTHER}.so",
-        *(f"lib/{name}" for name in needed),
-    }
+    expected = {"lib/base_library.zip", f"lib/yaml/_yaml.{OTHER}.so", *(f"lib/{name}" for name in needed)}
+    assert files == expected
 
 
 def test_a_module_that_another_architecture_lacks_makes_no_program(frozen: Path, tmp_path: Path) -> None:

@@ -24,10 +24,8 @@ def test_the_manifest_has_a_platform_for_each_archive_of_the_version(archives: l
     manifest = yaml.load(kubectl_plugin.manifest(archives, URL), yaml.CSafeLoader)
     spec = manifest["spec"]
     assert (spec["version"], spec["homepage"]) == (f"v{nodewise.__version__}", URL)
-    assert [platform["selector"]["matchLabels"] for platform in spec["platforms"]] == [
-        {"os": "linux", "arch": "amd64"},
-        {"os": "linux", "arch": "arm64"},
-    ]
+    expected = [{"os": "linux", "arch": "amd64"}, {"os": "linux", "arch": "arm64"}]
+    assert [platform["selector"]["matchLabels"] for platform in spec["platforms"]] == expected
     for platform, archive in zip(spec["platforms"], archives, strict=True):
         assert platform["uri"] == f"{URL}/releases/download/v{nodewise.__version__}/{archive.name}"
         assert re.fullmatch(r"[a-f0-9]{64}", platform["sha256"])

@@ -47,10 +47,8 @@ def test_the_containerfile_starts_from_a_digest() -> None:
     text = (docs_page_code_blocks.ROOT / "Containerfile").read_text()
     (base,) = re.findall(r"^ARG BASE=(\S+)$", text, re.MULTILINE)
     assert re.fullmatch(r"docker\.io/library/debian:13-slim@sha256:[0-9a-f]{64}", base)
-    assert {line.split()[1] for line in text.splitlines() if line.startswith("FROM ")} == {
-        "${BASE}",
-        "scratch",
-    }
+    expected = {"${BASE}", "scratch"}
+    assert {line.split()[1] for line in text.splitlines() if line.startswith("FROM ")} == expected
 
 
 def test_every_installation_of_this_tree_is_by_hash() -> None:

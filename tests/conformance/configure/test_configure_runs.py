@@ -52,11 +52,8 @@ def test_a_first_run(host):
     assert (host.certs / "client.key").read_bytes() == CLIENT.key
     assert (host.certs / "client.crt").read_bytes() == CLIENT.cert
     assert (host.certs / "ca.crt").read_bytes() == AUTHORITY.cert
-    assert [permissions(host.certs / name) for name in ("client.key", "client.crt", "ca.crt")] == [
-        0o600,
-        0o644,
-        0o644,
-    ]
+    expected = [0o600, 0o644, 0o644]
+    assert [permissions(host.certs / name) for name in ("client.key", "client.crt", "ca.crt")] == expected
     pod, added = split_additions(host.pod)
     assert pod == kubeadm_pod(30)
     assert added["command"] == [f"--config={host.config}"]
@@ -426,11 +423,8 @@ def test_the_last_of_a_flag_counts(host):
 @case(110, "a diff, or a summary in JSON")
 def test_standard_output_has_diffs_only(host):
     summary = json.loads(host.run("-dry-run", "-o", "json").out)
-    assert (summary["changed"], summary["written"], summary["apiVersion"]) == (
-        True,
-        False,
-        "kubescheduler.config.k8s.io/v1",
-    )
+    expected = (True, False, "kubescheduler.config.k8s.io/v1")
+    assert (summary["changed"], summary["written"], summary["apiVersion"]) == expected
     assert {file["change"] for file in summary["files"]} == {"write"}
     assert not any("PRIVATE" in file["diff"] for file in summary["files"])
     assert f"command: + --config={host.config}" in summary["pod"]

@@ -228,10 +228,8 @@ def test_a_write_of_another_process_after_ours_is_an_error_and_undoes_the_other_
             [FileChange(str(config), None, b"new", 0o644), FileChange(str(manifest), b"old", b"new", 0o600)],
             Backup(str(tmp_path), "backup_x"),
         )
-    assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == {
-        "config": b"theirs",
-        "manifest": b"old",
-    }
+    expected = {"config": b"theirs", "manifest": b"old"}
+    assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == expected
 
 
 IN_MODIFY, IN_MOVED_TO, IN_CREATE, IN_DELETE, IN_NONBLOCK = 0x2, 0x80, 0x100, 0x200, 0o4000
@@ -452,10 +450,8 @@ def test_odd_texts_are_edited_or_refused_and_never_broken(host, old, new):
         assert (ran.code, host.snapshot()) == (1, before)
         return
     assert f"--config={host.config}" in host.container["command"]
-    assert (
-        yaml.load(host.manifest.read_bytes(), yaml.CSafeLoader)["spec"]["dnsPolicy"]
-        == "ClusterFirstWithHostNet"
-    )
+    expected = "ClusterFirstWithHostNet"
+    assert yaml.load(host.manifest.read_bytes(), yaml.CSafeLoader)["spec"]["dnsPolicy"] == expected
     assert host.run("--uninstall").code == 0
     assert host.manifest.read_text() == text
 

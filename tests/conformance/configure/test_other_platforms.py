@@ -71,11 +71,8 @@ def test_a_second_scheduler(host):
     value = yaml.load(manifests["ConfigMap", name]["data"]["scheduler.yaml"], yaml.CSafeLoader)
     assert "clientConnection" not in value
     assert [profile["schedulerName"] for profile in value["profiles"]] == [name]
-    assert value["leaderElection"] == {
-        "leaderElect": True,
-        "resourceName": name,
-        "resourceNamespace": "nodewise",
-    }
+    expected = {"leaderElect": True, "resourceName": name, "resourceNamespace": "nodewise"}
+    assert value["leaderElection"] == expected
     assert [entry["urlPrefix"] for entry in value["extenders"]] == ["http://127.0.0.1:9001/scheduler"]
     assert "tlsConfig" not in value["extenders"][0]
     pod = manifests["Deployment", name]["spec"]["template"]["spec"]
@@ -195,10 +192,8 @@ def test_kubeadm(host):
         cluster, init = yaml.load_all(texts[f"kubeadm-{version}.yaml"], yaml.CSafeLoader)
         assert cluster["scheduler"]["extraArgs"] == wanted
         assert cluster["apiVersion"] == init["apiVersion"] == f"kubeadm.k8s.io/{version}"
-        assert [volume["pathType"] for volume in cluster["scheduler"]["extraVolumes"]] == [
-            "File",
-            "Directory",
-        ]
+        expected = ["File", "Directory"]
+        assert [volume["pathType"] for volume in cluster["scheduler"]["extraVolumes"]] == expected
 
 
 def test_kind(host):
@@ -211,10 +206,8 @@ def test_kind(host):
         "v1beta3": {"config": path},
         "v1beta4": [{"name": "config", "value": path}],
     }.items():
-        assert (
-            configurations[f"kubeadm.k8s.io/{version}", "ClusterConfiguration"]["scheduler"]["extraArgs"]
-            == args
-        )
+        actual = configurations[f"kubeadm.k8s.io/{version}", "ClusterConfiguration"]["scheduler"]["extraArgs"]
+        assert actual == args
         init = configurations[f"kubeadm.k8s.io/{version}", "InitConfiguration"]
         assert init["patches"] == {"directory": "/nodewise/patches"}
     assert cluster["nodes"][0]["extraMounts"] == [{"hostPath": ".", "containerPath": "/nodewise"}]
@@ -228,10 +221,8 @@ def test_cluster_api(host):
         "v1beta2": [{"name": "config", "value": path}],
     }.items():
         plane = manifests[f"kubeadmcontrolplane-{version}.yaml"]
-        assert (plane["apiVersion"], plane["kind"]) == (
-            f"controlplane.cluster.x-k8s.io/{version}",
-            "KubeadmControlPlane",
-        )
+        expected = (f"controlplane.cluster.x-k8s.io/{version}", "KubeadmControlPlane")
+        assert (plane["apiVersion"], plane["kind"]) == expected
         spec = plane["spec"]["kubeadmConfigSpec"]
         assert spec["clusterConfiguration"]["scheduler"]["extraArgs"] == args
         written = {file["path"]: file for file in spec["files"]}

@@ -206,11 +206,8 @@ def former_pod(config: str = "/old/config.yaml"):
 def test_entries_of_the_older_configurator_are_taken_over(host):
     text = yaml.safe_dump(former_pod(), indent=4, width=1000)
     output = assert_accepted(host, text)
-    assert [mount["name"] for mount in host.container["volumeMounts"]] == [
-        "schedulerconfig",
-        "certdir",
-        "kubeconfig",
-    ]
+    expected = ["schedulerconfig", "certdir", "kubeconfig"]
+    assert [mount["name"] for mount in host.container["volumeMounts"]] == expected
     assert [v["name"] for v in host.pod["spec"]["volumes"]] == ["schedulerconfig", "certdir", "kubeconfig"]
     assert host.container["volumeMounts"][0]["mountPath"] == str(host.config)
     assert host.container["command"][-1] == f"--config={host.config}"
@@ -226,11 +223,8 @@ def test_entries_of_the_older_script_are_taken_over(host):
         host, with_field(former_pod(), f"{C}.command", [program, "--config=/old/config.yaml", *flags])
     )
     assert host.container["command"] == [program, f"--config={host.config}", *flags]
-    assert host.container["volumeMounts"][1] == {
-        "mountPath": "/host/certs",
-        "name": "certdir",
-        "readOnly": True,
-    }
+    expected = {"mountPath": "/host/certs", "name": "certdir", "readOnly": True}
+    assert host.container["volumeMounts"][1] == expected
 
 
 EXTRA = with_field(
@@ -248,12 +242,8 @@ EXTRA = with_field(
 @case(113, "valid, where the older script made broken YAML")
 def test_further_volumes_are_kept(host):
     assert_accepted(host, EXTRA)
-    assert [volume["name"] for volume in host.pod["spec"]["volumes"]] == [
-        "kubeconfig",
-        "x",
-        "schedulerconfig",
-        "certdir",
-    ]
+    expected = ["kubeconfig", "x", "schedulerconfig", "certdir"]
+    assert [volume["name"] for volume in host.pod["spec"]["volumes"]] == expected
     assert host.pod["spec"]["volumes"][:2] == EXTRA["spec"]["volumes"]
 
 

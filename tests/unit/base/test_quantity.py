@@ -64,10 +64,5 @@ def test_invalid_quantity_has_the_expected_form(text: str) -> None:
 
 
 def test_text_is_the_shortest_decimal() -> None:
-    assert [quantity.nano_to_text(n) for n in (0, 1, -NANO // 2, 72_133_000_000, 1024 * NANO)] == [
-        "0",
-        "0.000000001",
-        "-0.5",
-        "72.133",
-        "1024",
-    ]
+    expected = ["0", "0.000000001", "-0.5", "72.133", "1024"]
+    assert [quantity.nano_to_text(n) for n in (0, 1, -NANO // 2, 72_133_000_000, 1024 * NANO)] == expected

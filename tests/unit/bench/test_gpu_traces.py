@@ -34,10 +34,8 @@ def written(folder: Path, text: str, name: str) -> str:
 
 
 def test_node_and_pod_lists_are_read(tmp_path) -> None:
-    assert gpu_traces.nodes(written(tmp_path, NODES, "nodes.csv"))[::2] == [
-        TraceNode("n1", 64000, 262144, 2, "P100"),
-        TraceNode("n3", 32000, 131072, 0, ""),
-    ]
+    expected = [TraceNode("n1", 64000, 262144, 2, "P100"), TraceNode("n3", 32000, 131072, 0, "")]
+    assert gpu_traces.nodes(written(tmp_path, NODES, "nodes.csv"))[::2] == expected
     assert gpu_traces.pods(written(tmp_path, PODS, "pods.csv"))[:3] == [
         TracePod(4000, 8192, 1, 460, ()),
         TracePod(8000, 16384, 2, 1000, ("P100", "V100M16")),

@@ -71,10 +71,8 @@ def test_every_node_passes_and_scores_one(foo: Any) -> None:
     pod = {"metadata": {"name": "p", "uid": "u"}}
     judged = AgentTester(foo).call("/scheduler/predicates/foo", pod, nodes)
     assert (judged["Nodes"]["items"], judged["FailedNodes"], judged["Error"]) == (nodes, {}, "")
-    assert AgentTester(foo).call("/scheduler/priorities/foo", pod, nodes) == [
-        {"Host": "n1", "Score": 1},
-        {"Host": "n2", "Score": 1},
-    ]
+    expected = [{"Host": "n1", "Score": 1}, {"Host": "n2", "Score": 1}]
+    assert AgentTester(foo).call("/scheduler/priorities/foo", pod, nodes) == expected
 
 
 @pytest.mark.parametrize(

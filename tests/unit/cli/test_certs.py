@@ -70,10 +70,8 @@ def has_no_key(stderr: str) -> bool:
 
 def test_two_secrets_are_printed_by_default() -> None:
     server, client = yaml.load_all(run("-n", "web", "--name", "10.0.0.7").stdout, yaml.CSafeLoader)
-    assert (server["metadata"]["name"], client["metadata"]["name"]) == (
-        "nodewise-tls",
-        "nodewise-scheduler-client",
-    )
+    expected = ("nodewise-tls", "nodewise-scheduler-client")
+    assert (server["metadata"]["name"], client["metadata"]["name"]) == expected
     leaf = x509.load_pem_x509_certificate(base64.b64decode(server["data"]["tls.crt"]))
     names = leaf.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
     assert "nodewise.web.svc" in names.get_values_for_type(x509.DNSName)
@@ -328,11 +326,6 @@ def test_systemd_accepts_the_units(tmp_path: Path) -> None:
 
 def test_objects_for_cert_manager_are_printed() -> None:
     manifests = list(yaml.load_all(run("--cert-manager", "-n", "web").stdout, yaml.CSafeLoader))
-    assert [manifest["kind"] for manifest in manifests] == [
-        "Issuer",
-        "Certificate",
-        "Issuer",
-        "Certificate",
-        "Certificate",
-    ]
+    expected = ["Issuer", "Certificate", "Issuer", "Certificate", "Certificate"]
+    assert [manifest["kind"] for manifest in manifests] == expected
     assert {manifest["metadata"]["namespace"] for manifest in manifests} == {"web"}

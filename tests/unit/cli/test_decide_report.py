@@ -72,11 +72,8 @@ def test_every_format_marks_values_of_the_future(tmp_path: Path) -> None:
     for text in ("fan_errors=2 (5m in the future)", "fan_errors=9 (30s in the future)", "fan_errors=missing"):
         assert f"  {text}  " in table
     values = json.loads(decide(tmp_path, *before, "-o", "json"))["decisions"][0]["values"]
-    assert {value["node"]: (value["state"], value["age_s"]) for value in values} == {
-        "fan-1": ("fresh", -300.0),
-        "fan-2": ("fresh", -30.0),
-        "fan-3": ("missing", None),
-    }
+    expected = {"fan-1": ("fresh", -300.0), "fan-2": ("fresh", -30.0), "fan-3": ("missing", None)}
+    assert {value["node"]: (value["state"], value["age_s"]) for value in values} == expected
     assert (
         decide(tmp_path, *before)
         .splitlines()[1]

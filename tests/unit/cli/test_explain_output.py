@@ -153,10 +153,8 @@ def test_many_nodes_are_grouped_by_reason(capsys: pytest.CaptureFixture[str]) ->
     assert output[5].startswith(
         "29     policy d/pol: heat GreaterThan 80  n22: heat 81 (2.5s old); n23: heat 82"
     )
-    assert (
-        output[-1]
-        == "  heat GreaterThan: 1 more node passes at 81 instead of 80, 10 at 90, 15 at 95, 29 at 110"
-    )
+    expected = "  heat GreaterThan: 1 more node passes at 81 instead of 80, 10 at 90, 15 at 95, 29 at 110"
+    assert output[-1] == expected
 
 
 @pytest.mark.parametrize("form", ["text", "wide"])
@@ -236,18 +234,14 @@ def test_where_it_is(capsys: pytest.CaptureFixture[str], lookup: PodReadResult, 
 
 
 def test_one_node(capsys: pytest.CaptureFixture[str]) -> None:
-    assert (
-        printed_lines(capsys, create_explanation(decision(heat="70")))[0]
-        == "d/p waits: the one node asked about passes"
-    )
+    expected = "d/p waits: the one node asked about passes"
+    assert printed_lines(capsys, create_explanation(decision(heat="70")))[0] == expected
 
 
 def test_missing_pod_is_the_first_line(capsys: pytest.CaptureFixture[str]) -> None:
     missing = PodReadResult(None, gone=True, missing='pod d/pp does not exist; did you mean "p"?')
-    assert printed_lines(capsys, PodExplanation("d/pp", missing, (), None, 0.0)) == [
-        'pod d/pp does not exist; did you mean "p"?',
-        "  0 replicas asked, none has a decision",
-    ]
+    expected = ['pod d/pp does not exist; did you mean "p"?', "  0 replicas asked, none has a decision"]
+    assert printed_lines(capsys, PodExplanation("d/pp", missing, (), None, 0.0)) == expected
 
 
 def test_allocated_devices_are_shown_without_a_decision(capsys: pytest.CaptureFixture[str]) -> None:
@@ -412,10 +406,8 @@ def test_document_of_an_attempt() -> None:
     attempt = document["attempt"]
     assert (document["pod"], document["tries"], document["why_none"]) == ("d/p", 1, None)
     assert (attempt["asked"], attempt["passing"], attempt["calls"]) == (2, 1, ["filter", "prioritize"])
-    assert [(node["node"], node["passes"], node["score"]) for node in attempt["nodes"]] == [
-        ("n2", True, 10),
-        ("n1", False, None),
-    ]
+    expected = [("n2", True, 10), ("n1", False, None)]
+    assert [(node["node"], node["passes"], node["score"]) for node in attempt["nodes"]] == expected
     assert attempt["groups"][0]["nodes"] == ["n1"]
     assert [(float(relaxed["target"]), relaxed["nodes"]) for relaxed in attempt["changes"][0]["more"]] == [
         (81.5, 1)
@@ -433,10 +425,8 @@ def test_the_document_lists_nodes_where_evictions_do_not_help() -> None:
     attempt = explanations.explanation_document(create_explanation(of(("gpu", verdict), nodes="a b c")))[
         "attempt"
     ]
-    assert {group["reason"]: (group["nodes"], group["unresolvable"]) for group in attempt["groups"]} == {
-        "gpu: full": (["a", "b"], ["b"]),
-        "gpu: other": (["c"], []),
-    }
+    actual = {group["reason"]: (group["nodes"], group["unresolvable"]) for group in attempt["groups"]}
+    assert actual == {"gpu: full": (["a", "b"], ["b"]), "gpu: other": (["c"], [])}
 
 
 def test_parts_and_numbers_of_scores_are_shown(capsys: pytest.CaptureFixture[str]) -> None:

@@ -66,24 +66,10 @@ def test_the_table_has_the_same(serving: Replica) -> None:
     done = run("metrics", f"--kubeconfig={serving.kubeconfig}")
     assert done.returncode == 0, done.stderr
     lines = done.stdout.splitlines()
-    assert lines[0].split() == [
-        "METRIC",
-        "SOURCE",
-        "NODES",
-        "OLDEST",
-        "USED",
-        "BY",
-        "WHY",
-        "VALUES",
-        "ARE",
-        "MISSING",
-    ]
-    assert next(line for line in lines if line.startswith("heat")).split()[:4] == [
-        "heat",
-        "prometheus",
-        "2",
-        "2s",
-    ]
+    expected = ["METRIC", "SOURCE", "NODES", "OLDEST", "USED", "BY", "WHY", "VALUES", "ARE", "MISSING"]
+    assert lines[0].split() == expected
+    expected = ["heat", "prometheus", "2", "2s"]
+    assert next(line for line in lines if line.startswith("heat")).split()[:4] == expected
     assert lines[-1] == "with the metric values of Pod/nodewise/nw-1, fetched at most 9s ago"
 
 

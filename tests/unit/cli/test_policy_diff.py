@@ -307,10 +307,8 @@ def test_the_history(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     result = diff(folder, _POLICY.replace("above: 80", "above: 70"), *options)
     lines = [" ".join(line.split()) for line in result.stdout.splitlines()]
     heading = lines.index("web/web-1 and 1 more pod: 1 nodes change; no node was left for 0 before, 0 after")
-    assert lines[heading + 1 :] == [
-        "NODE REJECTED BEFORE AFTER ONLY BEFORE ONLY AFTER",
-        "b 10m 30m 0 20m",
-    ]
+    expected = ["NODE REJECTED BEFORE AFTER ONLY BEFORE ONLY AFTER", "b 10m 30m 0 20m"]
+    assert lines[heading + 1 :] == expected
     document = msgspec.json.decode(diff(folder, _POLICY, *options, "-o", "json").stdout)
     assert document["history"]["pods"] == []
     (folder / "inputs" / "pods.yaml").write_text(_CANARY_PODS)

@@ -139,10 +139,8 @@ tests:
 """
     suite.write_text(policy + test + others)
     lines = run(suite, "--coverage", "--mutate").stdout.splitlines()
-    assert lines[3:] == [
-        "coverage: tests reach 7 of 7 branches of rules",
-        "mutants: tests detect 10 of 10 (100 %)",
-    ]
+    expected = ["coverage: tests reach 7 of 7 branches of rules", "mutants: tests detect 10 of 10 (100 %)"]
+    assert lines[3:] == expected
     # a policy of the mode Shadow is tested as if it were enforced
     suite.write_text(policy.replace("Canary", "Shadow") + test)
     assert "1 test, none failed" in run(suite).stdout

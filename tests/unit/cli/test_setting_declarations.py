@@ -249,10 +249,8 @@ def test_a_section_is_for_one_agent_alone(tmp_path: Path) -> None:
     assert options_by_agent["first"] == FirstOptions(
         first_share=80, first_wait_s=2.0, when_missing="pass", score_missing=4
     )
-    assert (options_by_agent["second"].when_missing, options_by_agent["old"].when_missing) == (
-        "reject",
-        "reject",
-    )
+    expected = ("reject", "reject")
+    assert (options_by_agent["second"].when_missing, options_by_agent["old"].when_missing) == expected
 
 
 def test_keys_of_a_section_may_have_the_agents_name_before_them(tmp_path: Path) -> None:

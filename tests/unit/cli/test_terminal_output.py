@@ -101,11 +101,8 @@ def test_error_is_one_printable_line(capsys: pytest.CaptureFixture[str], message
 
 def test_row_is_one_line_in_a_pipe(capsys: pytest.CaptureFixture[str]) -> None:
     terminal_output.print_table(("NAME", "WHY"), [("a", "word " * 10), ("[bold]", "{x} [/]")])
-    assert capsys.readouterr().out.splitlines() == [
-        "NAME    WHY",
-        "a       " + ("word " * 10).strip(),
-        "[bold]  {x} [/]",
-    ]
+    actual = capsys.readouterr().out.splitlines()
+    assert actual == ["NAME    WHY", "a       " + ("word " * 10).strip(), "[bold]  {x} [/]"]
 
 
 def test_a_terminal_folds_the_last_column_and_cuts_nothing_off(

@@ -58,11 +58,8 @@ def test_taints_of_the_driver_and_of_rules_have_their_owners() -> None:
     ]
     rule = rule_of(DRIVER, "p", "a")
     (each,) = report(wire, rules=[rule]).devices
-    assert [(taint.owner, taint.taint.key) for taint in each.taints] == [
-        ("driver", "xid"),
-        ("driver", "note"),
-        ("rule r", "sick"),
-    ]
+    expected = [("driver", "xid"), ("driver", "note"), ("rule r", "sick")]
+    assert [(taint.owner, taint.taint.key) for taint in each.taints] == expected
     (noted,) = report([{"name": "a", "taints": [{"key": "note", "effect": "None"}]}]).devices
     assert noted.is_available
 
@@ -71,11 +68,8 @@ def test_claims_of_a_size_need_free_devices_on_one_node() -> None:
     large, small = report(devices("a", "b", "c", "d"), holding("a")), report(devices("a"))
     counter = ClaimCounter()
     assert [counter.fitting(large, size) for size in (1, 2, 3, 4)] == [3, 1, 1, 0]
-    assert counter.summarize([large, small], [1, 2, 4]) == [
-        ClaimFit(1, 4, 2, 0.0),
-        ClaimFit(2, 1, 1, 0.5),
-        ClaimFit(4, 0, 0, 1.0),
-    ]
+    expected = [ClaimFit(1, 4, 2, 0.0), ClaimFit(2, 1, 1, 0.5), ClaimFit(4, 0, 0, 1.0)]
+    assert counter.summarize([large, small], [1, 2, 4]) == expected
     assert device_report.claim_sizes([large, small]) == [1, 2, 4]
     assert device_report.claim_sizes([]) == []
 
@@ -179,10 +173,8 @@ def test_devices_are_counted_by_driver_class_and_state() -> None:
         (DRIVER, "gpu", "free"): 1,
         ("nic", "", "free"): 1,
     }
-    assert counted(counter, inventory_of(slices), gpu, every) == {
-        (DRIVER, "gpu", "free"): 2,
-        ("nic", "any", "free"): 1,
-    }
+    expected = {(DRIVER, "gpu", "free"): 2, ("nic", "any", "free"): 1}
+    assert counted(counter, inventory_of(slices), gpu, every) == expected
     assert counted(counter, inventory_of({})) == {}
 
 

@@ -81,10 +81,8 @@ def test_a_prioritized_list_keeps_its_order_and_unknown_forms_are_marked() -> No
         constraints=[{"requests": ["r"], "matchAttribute": "x/numa"}, {"distinctAttribute": "x/slot"}],
     )
     first, future = claim.requests
-    assert [(form.name, form.is_all, form.is_unknown_form) for form in first.alternatives] == [
-        ("big", True, False),
-        ("small", False, True),
-    ]
+    expected = [("big", True, False), ("small", False, True)]
+    assert [(form.name, form.is_all, form.is_unknown_form) for form in first.alternatives] == expected
     assert future == ClaimRequest("future", ())
     assert claim.constraints == (
         DeviceConstraint(("r",), "x/numa"),

@@ -79,11 +79,8 @@ def test_a_device_has_its_fields_in_every_version(is_beta: bool) -> None:
     memory = DeviceCapacity(80 * 2**30 * NANO, CapacityPolicy(2**30 * NANO, minimum=2**30 * NANO))
     assert device.capacity == {f"{DRIVER}/memory": memory, f"{DRIVER}/cores": DeviceCapacity(2 * NANO)}
     assert device.consumes_counters == (CounterConsumption("gpu-0", {"memory": 10 * 2**30 * NANO}),)
-    assert (device.taints[0].key, device.taints[0].effect, device.taints[0].value) == (
-        "sick",
-        "NoSchedule",
-        "x",
-    )
+    expected = ("sick", "NoSchedule", "x")
+    assert (device.taints[0].key, device.taints[0].effect, device.taints[0].value) == expected
     assert device.allow_multiple_allocations
     assert str(device.id) == f"{DRIVER}/p/gpu-0"
 

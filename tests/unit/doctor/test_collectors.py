@@ -242,10 +242,8 @@ def test_a_static_pods_file_on_another_host_has_to_be_named(tmp_path: Path) -> N
     file.write_text(yaml.safe_dump({**CONFIGURATION, "extenders": []}))
     named = facts(cluster, (), str(file))
     (scheduler,) = named.schedulers
-    assert (scheduler.where, scheduler.workload.where if scheduler.workload else "") == (
-        str(file),
-        "Pod/kube-system/kube-scheduler-cp",
-    )
+    expected = (str(file), "Pod/kube-system/kube-scheduler-cp")
+    assert (scheduler.where, scheduler.workload.where if scheduler.workload else "") == expected
     assert "extender-not-registered" in {finding.id for finding in examine(named).findings}
 
 
@@ -478,13 +476,8 @@ def test_facts_that_no_check_needs_are_not_read() -> None:
     asyncio.run(_collect(without, ExaminationTarget(), "kubelet-policy-conflict"))
     assert not any("proxy/configz" in path for path in without.requests)
     asyncio.run(_collect(without_nodes, ExaminationTarget(), *(CATALOGUE.keys() - {"policy-label-misspelt"})))
-    assert set(without_nodes.requests) == {
-        "/version",
-        "/api/v1/pods",
-        POLICIES,
-        PLACEMENT_POLICIES,
-        CLUSTER_PLACEMENT_POLICIES,
-    }
+    expected = {"/version", "/api/v1/pods", POLICIES, PLACEMENT_POLICIES, CLUSTER_PLACEMENT_POLICIES}
+    assert set(without_nodes.requests) == expected
 
 
 def test_each_fact_has_a_collector() -> None:
@@ -740,10 +733,8 @@ class TestNodeRestriction:
     def test_without_rights_and_static_pods_it_is_unknown_which_is_a_note(self) -> None:
         fact, _, _ = node_restriction(FORBIDDEN_USER)
         assert isinstance(fact, UnavailableFact)
-        assert (fact.is_minor, fact.right) == (
-            True,
-            "impersonate users system:node:rack7 and groups system:nodes",
-        )
+        expected = (True, "impersonate users system:node:rack7 and groups system:nodes")
+        assert (fact.is_minor, fact.right) == expected
 
     def test_a_kubeconfig_that_impersonates_is_not_used_for_another_user(self) -> None:
         fact, _, users = node_restriction(None, can_connect=False)
@@ -851,11 +842,8 @@ def test_nodes_with_devices_of_drivers_are_read_from_slices() -> None:
     assert isinstance(nodes, tuple)
     forms = {node.node: (node.resource, node.drivers) for node in nodes if isinstance(node, GpuNodeInfo)}
     drivers = ("gpu.example.com",)
-    assert forms == {
-        "plugin": ("nvidia.com/gpu", drivers),
-        "labelled": ("", drivers),
-        "driver": ("", drivers),
-    }
+    expected = {"plugin": ("nvidia.com/gpu", drivers), "labelled": ("", drivers), "driver": ("", drivers)}
+    assert forms == expected
 
 
 @pytest.mark.parametrize(
@@ -869,10 +857,8 @@ def test_a_missing_right_to_read_slices_hides_no_node_of_a_device_plugin(
     """A warning only if a node's GPUs may be devices of a driver."""
     report = examine(facts(gpu_cluster(**labels), ("resourceslices",)))
     (missing,) = [finding for finding in report.findings if "resourceslices" in finding.object]
-    assert (missing.severity, missing.expected) == (
-        severity,
-        "the right to list resourceslices.resource.k8s.io",
-    )
+    expected = (severity, "the right to list resourceslices.resource.k8s.io")
+    assert (missing.severity, missing.expected) == expected
     assert "1 node with GPUs of a device plugin" in report.examined
 
 

@@ -332,11 +332,8 @@ rubbish
 """
     metrics = parse_metrics("p", body, 1100.0)
     assert (metrics.calls, metrics.uptime_s, metrics.ca_clients) == (9, 100.0, 1)
-    assert (metrics.refused, metrics.metric_nodes, metrics.unmatched) == (
-        {"client_name": 4},
-        {"heat": 12},
-        {},
-    )
+    expected = ({"client_name": 4}, {"heat": 12}, {})
+    assert (metrics.refused, metrics.metric_nodes, metrics.unmatched) == expected
 
 
 def test_rights_follow_agents_and_settings() -> None:

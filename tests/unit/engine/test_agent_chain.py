@@ -122,16 +122,10 @@ class TestRing:
         for number in range(25):
             ring.add(decision(f"p{number}", namespace="attacker", at=2.0 + number))
         assert len(ring) == 10
-        assert [decision.pod.name for decision in ring.about()] == [
-            "victim",
-            *(f"p{n}" for n in range(16, 25)),
-        ]
-        assert (ring.since(), ring.since("v"), ring.since("attacker"), ring.since("x")) == (
-            1.0,
-            1.0,
-            18.0,
-            1.0,
-        )
+        actual = [decision.pod.name for decision in ring.about()]
+        assert actual == ["victim", *(f"p{n}" for n in range(16, 25))]
+        expected = (1.0, 1.0, 18.0, 1.0)
+        assert (ring.since(), ring.since("v"), ring.since("attacker"), ring.since("x")) == expected
 
     def test_namespaces_have_equal_shares_of_the_ring(self) -> None:
         ring = DecisionRing(max_bytes=12 * decision("p24").size_bytes())
@@ -201,10 +195,8 @@ class TestPriorities:
         two = TwoPriorities()
         chain = AgentChain([two], weights("two-low=3,two-high=1", two))
         decision = chain.prioritize(POD, ["b"], VIEW, 1.0)
-        assert [(name, scores.label, scores.weight) for name, scores in decision.scores] == [
-            ("two", "two-low", 3.0),
-            ("two", "two-high", 1.0),
-        ]
+        expected = [("two", "two-low", 3.0), ("two", "two-high", 1.0)]
+        assert [(name, scores.label, scores.weight) for name, scores in decision.scores] == expected
         assert decision.points().tolist() == [4]
 
     def test_a_priority_s_own_weight_wins_over_its_agent_s(self) -> None:

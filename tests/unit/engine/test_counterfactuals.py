@@ -148,11 +148,8 @@ def test_rules_of_a_group_reject_together() -> None:
     rejected = of(("t", policies_verdict((COOL, rules))))
     assert rejected.feasible().tolist() == [False, False, False, True]
     changes = {change.rule.metric: change for change in counterfactuals.changes(rejected)}
-    assert {metric: (told(change), change.enough) for metric, change in changes.items()} == {
-        "heat": ("1 at 85", False),
-        "load": ("1 at 9.05", True),
-        "dust": ("1 at 9", True),
-    }
+    expected = {"heat": ("1 at 85", False), "load": ("1 at 9.05", True), "dust": ("1 at 9", True)}
+    assert {metric: (told(change), change.enough) for metric, change in changes.items()} == expected
     # n1 breaks a rule alone, n2 that one and the group, n3 the group
     assert counterfactuals.distance_from_passing(rejected).astype(int).tolist() == [1, 2, 1, 0]
     assert counterfactuals.stuck(rejected).tolist() == [False, True, False, False]
@@ -163,10 +160,8 @@ def test_groups_of_two_policies_are_different() -> None:
     others = [evidence("dust", "1 90", "above 80", group=0)]
     rejected = of(("t", policies_verdict((COOL, rules), (WIDE, others))))
     assert not rejected.feasible().any()
-    assert [(change.rule.metric, change.enough) for change in counterfactuals.changes(rejected)] == [
-        ("heat", False),
-        ("dust", False),
-    ]
+    expected = [("heat", False), ("dust", False)]
+    assert [(change.rule.metric, change.enough) for change in counterfactuals.changes(rejected)] == expected
 
 
 COOL, WIDE = "placement policy web/cool", "cluster placement policy wide"

@@ -105,10 +105,8 @@ def test_decoded_decisions_equal_the_encoded_ones(written: Decision) -> None:
 def test_policies_are_read_back() -> None:
     _, (read,) = decision_json.decode_page(body(ring_of(POLICIES), form="arrays"))
     ((_, written),), ((_, verdict),) = POLICIES.verdicts, read.verdicts
-    assert [(rule.policy, rule.group, rule.weight) for rule in verdict.evidence] == [
-        ("placement policy d/cool", 0, 1.0),
-        ("cluster placement policy wide", -1, 1.0),
-    ]
+    expected = [("placement policy d/cool", 0, 1.0), ("cluster placement policy wide", -1, 1.0)]
+    assert [(rule.policy, rule.group, rule.weight) for rule in verdict.evidence] == expected
     assert [
         (part.policy, part.rejected.tolist(), part.joined, part.not_enforced) for part in verdict.policies
     ] == [(part.policy, part.rejected.tolist(), part.joined, part.not_enforced) for part in written.policies]
@@ -256,10 +254,8 @@ def test_policies_are_named_with_the_nodes_that_each_rejects() -> None:
     }
     values = document["values"]
     assert isinstance(values, list)
-    assert [value["policy"] for value in values[:2]] == [
-        "placement policy d/cool",
-        "cluster placement policy wide",
-    ]
+    expected = ["placement policy d/cool", "cluster placement policy wide"]
+    assert [value["policy"] for value in values[:2]] == expected
 
 
 def test_a_prioritize_answer() -> None:

@@ -102,10 +102,8 @@ def test_options_of_agents_of_other_packages_are_left_out() -> None:
     kinds = [TELEMETRY, cast("Any", foreign)]
     options = {"telemetry": TelemetryOptions(), "foreign": TelemetryOptions(allowed_metrics="s3cret")}
     built = metric_values_endpoint.build_header(kinds, options, ReplaySettings(5.0, ChainOptions()), [], NOW)
-    assert [(agent.name, bool(agent.options)) for agent in built.agents] == [
-        ("telemetry", True),
-        ("foreign", False),
-    ]
+    expected = [("telemetry", True), ("foreign", False)]
+    assert [(agent.name, bool(agent.options)) for agent in built.agents] == expected
 
 
 @pytest.mark.parametrize("body", [b"", b"{}", encode(MetricsSnapshot())[:30]], ids=["empty", "json", "cut"])

@@ -48,10 +48,8 @@ async def test_the_response_has_the_decisions_of_the_newest_snapshot() -> None:
     assert filtered.pod.uid == "uid-1"  # that of the namespace d
     assert filtered.at == cluster.snapshot.at
     assert scored.names.tolist() == filtered.names[filtered.feasible()].tolist() == ["n3"]
-    assert [rule.policy for rule in filtered.evidence()] == [
-        "placement policy d/cool",
-        "placement policy d/calm",
-    ]
+    actual = [rule.policy for rule in filtered.evidence()]
+    assert actual == ["placement policy d/cool", "placement policy d/calm"]
     assert list(counterfactuals.policy_removals(filtered)) == list(counterfactuals.policy_removals(expected))
     assert repr(list(counterfactuals.changes(filtered))) == repr(list(counterfactuals.changes(expected)))
 

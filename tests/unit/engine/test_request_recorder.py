@@ -56,10 +56,8 @@ class TestTape:
     def test_a_person_can_read_it(self) -> None:
         exchange = recording_file.record(RequestEntry(path="/x", at=0.5, generation=3), b'{"Pod":1}', b"[]")
         text = gzip.decompress(recording_of(Record(HEADER), exchange)).splitlines()
-        assert text[1:] == [
-            b'{"kind":"request","path":"/x","at":0.5,"generation":3,"sizes":[9,2]}',
-            b'{"Pod":1}[]',
-        ]
+        expected = [b'{"kind":"request","path":"/x","at":0.5,"generation":3,"sizes":[9,2]}', b'{"Pod":1}[]']
+        assert text[1:] == expected
 
     @pytest.mark.parametrize(
         ("file", "message"),
@@ -158,14 +156,8 @@ class TestRecording:
         recorded.recording.write()
         recorded.ask(*ask)
         file = recorded.finish()
-        assert kinds(file) == [
-            "Header",
-            "RequestEntry",
-            "RequestEntry",
-            "GapEntry",
-            "RequestEntry",
-            "EndEntry",
-        ]
+        expected = ["Header", "RequestEntry", "RequestEntry", "GapEntry", "RequestEntry", "EndEntry"]
+        assert kinds(file) == expected
         assert entries(file, GapEntry) == [GapEntry(requests=2, snapshots=1)]
         counted = recorded.metrics_registry.exposition()
         assert b'nodewise_recording_lost_total{what="request"} 2.0' in counted

@@ -74,13 +74,8 @@ class TestFindings:
     def test_passing_by_score_then_rejected_by_closeness(self) -> None:
         attempt = Attempt(decision(heat="95 70 82 60 -"), scored({"n2": 9, "n4": 10, "n5": 0}))
         findings = scheduling_attempt_explanation.explain(attempt).findings
-        assert [(finding.node, finding.score) for finding in findings] == [
-            ("n4", 10),
-            ("n2", 9),
-            ("n5", 0),
-            ("n3", None),
-            ("n1", None),
-        ]
+        expected = [("n4", 10), ("n2", 9), ("n5", 0), ("n3", None), ("n1", None)]
+        assert [(finding.node, finding.score) for finding in findings] == expected
 
     def test_fewer_broken_rules_are_closer_than_a_smaller_excess(self) -> None:
         findings = scheduling_attempt_explanation.explain(
@@ -140,10 +135,8 @@ class TestGroups:
             ("gpu", verdict(evidence("cards", "90 1"))), ("telemetry", verdict(evidence("heat", "90 90")))
         )
         groups = scheduling_attempt_explanation.explain(Attempt(rejected)).groups
-        assert {group.agent: [finding.node for finding in group.nodes] for group in groups} == {
-            "gpu": ["n1"],
-            "telemetry": ["n2"],
-        }
+        expected = {"gpu": ["n1"], "telemetry": ["n2"]}
+        assert {group.agent: [finding.node for finding in group.nodes] for group in groups} == expected
 
 
 def test_rejections_that_do_not_follow_from_the_values_are_held() -> None:

@@ -115,10 +115,8 @@ class TestCrashes:
         setup = OddSetup(filter=fails(error), score=fails(error))
         assert why(filtered(setup)) == type(error).__name__
         victims: Any = dict.fromkeys(replaceable_agent.NAMES, frozenset())
-        assert (
-            why(AgentChain([setup.agent]).preempt(pod(), victims, setup.snapshot, 1.0))
-            == type(error).__name__
-        )
+        actual = why(AgentChain([setup.agent]).preempt(pod(), victims, setup.snapshot, 1.0))
+        assert actual == type(error).__name__
         assert unscored(setup) == type(error).__name__
         assert setup.failures() == {"exception": 3.0}
 
@@ -286,11 +284,8 @@ class TestDetails:
         details = setup.agent.filter(pod(), setup.names, setup.snapshot).details
         assert [details.text(candidate) for candidate in range(3)] == ["fine", "", ""]
         assert details.distances().tolist() == [1.0, 1.0, 1.0]
-        assert (details.nbytes, details.numbers(0), details.numbers(1)) == (
-            10,
-            {"value": 1.5},
-            {"value": None},
-        )
+        expected = (10, {"value": 1.5}, {"value": None})
+        assert (details.nbytes, details.numbers(0), details.numbers(1)) == expected
         assert setup.failures() == {"shape": 2.0, "exception": 1.0}
 
     def test_to_keep_them_never_costs_less_than_nothing(self) -> None:
@@ -303,14 +298,10 @@ class TestDetails:
 class TestSlots:
     def test_a_slot_is_computed_for_each_world(self) -> None:
         setup = OddSetup()
-        assert cooperative_scheduling.run_without_pauses(setup.state.build(setup.cluster_state(1.0))) == (
-            "slot of",
-            1.0,
-        )
-        assert cooperative_scheduling.run_without_pauses(setup.state.build(setup.cluster_state(2.0))) == (
-            "slot of",
-            2.0,
-        )
+        actual = cooperative_scheduling.run_without_pauses(setup.state.build(setup.cluster_state(1.0)))
+        assert actual == ("slot of", 1.0)
+        actual = cooperative_scheduling.run_without_pauses(setup.state.build(setup.cluster_state(2.0)))
+        assert actual == ("slot of", 2.0)
 
     def test_a_crash_leaves_none_until_it_works_again(self) -> None:
         setup = OddSetup(build=fails(ZeroDivisionError("by zero")))
@@ -322,10 +313,8 @@ class TestSlots:
         assert setup.agent.filter(STRANGER, setup.names, snapshot) is None
         assert setup.failures() == {"exception": 1.0}
         setup.odd.replacements.clear()
-        assert cooperative_scheduling.run_without_pauses(setup.state.build(setup.cluster_state())) == (
-            "slot of",
-            1.0,
-        )
+        expected = ("slot of", 1.0)
+        assert cooperative_scheduling.run_without_pauses(setup.state.build(setup.cluster_state())) == expected
 
     def test_before_the_first_snapshot_its_pods_wait(self) -> None:
         setup = OddSetup()

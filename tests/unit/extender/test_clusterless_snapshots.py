@@ -72,11 +72,8 @@ class TestView:
 
     def test_it_is_made_of_the_request_s_own_nodes(self) -> None:
         snapshot = snapshots().snapshot(body(NODE % ("b", 1), '{"metadata":{"name":"a"}}'), 5.0)
-        assert (snapshot.nodes.known, snapshot.agent_states, snapshot.at) == (
-            ("b", "a"),
-            {"heats": {"b": "1", "a": None}},
-            5.0,
-        )
+        expected = (("b", "a"), {"heats": {"b": "1", "a": None}}, 5.0)
+        assert (snapshot.nodes.known, snapshot.agent_states, snapshot.at) == expected
 
     def test_each_has_a_number(self) -> None:
         made = snapshots()

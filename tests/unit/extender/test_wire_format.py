@@ -47,11 +47,8 @@ def read(request: bytes, known: str = "a b") -> CandidateRequest[Any]:
 class TestReading:
     def test_names(self) -> None:
         candidacy = read(body(Nodes=None, NodeNames=["b", "a"]))
-        assert (list(candidacy.names), candidacy.nodes, candidacy.pod.metadata.name) == (
-            ["b", "a"],
-            None,
-            "p",
-        )
+        expected = (["b", "a"], None, "p")
+        assert (list(candidacy.names), candidacy.nodes, candidacy.pod.metadata.name) == expected
 
     def test_names_as_go_writes_them(self) -> None:
         candidacy = read(b'{"Pod":{"metadata":{"name":"p"}},"NodeNames":["b","a"]}')

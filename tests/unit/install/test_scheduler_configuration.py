@@ -83,11 +83,8 @@ def test_an_entry_for_each_agent_has_the_fields_of_that_agent() -> None:
     guard, binder, rank = entries(
         GUARD, BINDER, RANK, one_entry_per_agent=True, weights={"": 7, "binder": 20}
     )
-    assert [entry["urlPrefix"].rpartition("/agents/")[2] for entry in (guard, binder, rank)] == [
-        "guard",
-        "binder",
-        "rank",
-    ]
+    expected = ["guard", "binder", "rank"]
+    assert [entry["urlPrefix"].rpartition("/agents/")[2] for entry in (guard, binder, rank)] == expected
     assert [entry["weight"] for entry in (guard, binder, rank)] == [7, 20, 7]
     assert [entry.get("bindVerb") for entry in (guard, binder, rank)] == [None, "bind", None]
     assert [entry["httpTimeout"] for entry in (guard, binder, rank)] == ["1s", "5s", "1s"]
@@ -97,10 +94,8 @@ def test_an_entry_for_each_agent_has_the_fields_of_that_agent() -> None:
 
 def test_an_entry_for_all_has_the_resources_of_all() -> None:
     [entry] = entries(GUARD, BINDER)
-    assert [resource["name"] for resource in entry["managedResources"]] == [
-        "telemetry/scheduling",
-        "vendor/card",
-    ]
+    expected = ["telemetry/scheduling", "vendor/card"]
+    assert [resource["name"] for resource in entry["managedResources"]] == expected
     assert (entry["bindVerb"], entry["httpTimeout"]) == ("bind", "5s")
 
 

@@ -224,10 +224,8 @@ def test_a_pair_caught_half_written_waits_until_it_is_whole(file_credentials: Fi
         file_credentials.tls_credentials.context()
         file_credentials.write(leaf)
         assert file_credentials.has_changed()
-    assert [(line["event"], line["certificate"]) for line in lines] == [
-        ("tls_reload_failed", "kube_client"),
-        ("tls_reloaded", "kube_client"),
-    ]
+    expected = [("tls_reload_failed", "kube_client"), ("tls_reloaded", "kube_client")]
+    assert [(line["event"], line["certificate"]) for line in lines] == expected
     assert (
         f"{file_credentials.folder / 'key'} does not match {file_credentials.folder / 'crt'}"
         in lines[0]["error"]

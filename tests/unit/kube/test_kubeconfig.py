@@ -33,11 +33,8 @@ def load_context(path: Path, context: str = "") -> kubeconfig.KubeconfigContext:
 
 def test_the_current_context_is_taken(tmp_path: Path) -> None:
     kubeconfig_context = load_context(write_config(tmp_path, config()))
-    assert (
-        kubeconfig_context.name,
-        kubeconfig_context.cluster["server"],
-        kubeconfig_context.user["token"],
-    ) == ("x", "https://host:6443", "t")
+    actual = (kubeconfig_context.name, kubeconfig_context.cluster["server"], kubeconfig_context.user["token"])
+    assert actual == ("x", "https://host:6443", "t")
     assert kubeconfig_context.context["namespace"] == "ns"
 
 
@@ -142,11 +139,8 @@ def test_several_files_are_merged_and_the_first_to_name_a_thing_counts(tmp_path:
     second = write_config(tmp_path, config(**{"current-context": "other"}), "2")
     environ = {"KUBECONFIG": os.pathsep.join([str(first), str(tmp_path / "none"), str(second)])}
     kubeconfig_context = kubeconfig.load_context("", "", environ)
-    assert (
-        kubeconfig_context.name,
-        kubeconfig_context.user["token"],
-        kubeconfig_context.cluster["server"],
-    ) == ("x", "first", "https://host:6443")
+    actual = (kubeconfig_context.name, kubeconfig_context.user["token"], kubeconfig_context.cluster["server"])
+    assert actual == ("x", "first", "https://host:6443")
     assert kubeconfig_context.source == f"{first}{os.pathsep}{second}"
 
 
@@ -187,10 +181,8 @@ def account(tmp_path: Path) -> Path:
 def test_pod_uses_its_service_account_and_environment(account: Path) -> None:
     environ = {"KUBERNETES_SERVICE_HOST": "10.0.0.1", "KUBERNETES_SERVICE_PORT": "443"}
     kubeconfig_context = kubeconfig.context_from_file_or_pod("", "", environ, account)
-    assert kubeconfig_context.cluster == {
-        "server": "https://10.0.0.1:443",
-        "certificate-authority": str(account / "ca.crt"),
-    }
+    expected = {"server": "https://10.0.0.1:443", "certificate-authority": str(account / "ca.crt")}
+    assert kubeconfig_context.cluster == expected
     assert kubeconfig_context.user == {"tokenFile": str(account / "token")}
     assert kubeconfig_context.context["namespace"] == "system"
 
@@ -204,10 +196,8 @@ def test_a_file_that_is_named_wins_over_the_pods(account: Path) -> None:
     environ = {"KUBERNETES_SERVICE_HOST": "10.0.0.1"}
     path = write_config(account, config())
     assert kubeconfig.context_from_file_or_pod(str(path), "", environ, account).source == str(path)
-    assert (
-        kubeconfig.context_from_file_or_pod("", "", environ | {"KUBECONFIG": str(path)}, account).name
-        == "in-cluster"
-    )
+    actual = kubeconfig.context_from_file_or_pod("", "", environ | {"KUBECONFIG": str(path)}, account).name
+    assert actual == "in-cluster"
 
 
 @pytest.mark.parametrize("environ", [{}, {"KUBERNETES_SERVICE_HOST": "h"}])

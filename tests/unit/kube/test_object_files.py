@@ -99,10 +99,8 @@ def test_a_namespaced_object_without_a_namespace_is_in_default(tmp_path: Path) -
     text = "kind: Pod\napiVersion: v1\nmetadata: {name: %s}\n---\n"
     path = write_objects(tmp_path, "f.yaml", text % "p" + text % "q, namespace: other" + NODE % "z")
     objects = object_files.read([path])
-    assert [(pod.metadata.namespace, pod.metadata.name) for pod in objects.of(PODS, Pod)] == [
-        ("default", "p"),
-        ("other", "q"),
-    ]
+    expected = [("default", "p"), ("other", "q")]
+    assert [(pod.metadata.namespace, pod.metadata.name) for pod in objects.of(PODS, Pod)] == expected
     assert [item.metadata.namespace for item in objects.of(NODES, Node)] == [""]
 
 

@@ -80,11 +80,8 @@ def _is_constant(part: ast.expr) -> bool:
 
 
 def test_api_versions() -> None:
-    assert [r.api_version for r in (NODES, LEASES, EVENTS)] == [
-        "v1",
-        "coordination.k8s.io/v1",
-        "events.k8s.io/v1",
-    ]
+    expected = ["v1", "coordination.k8s.io/v1", "events.k8s.io/v1"]
+    assert [r.api_version for r in (NODES, LEASES, EVENTS)] == expected
 
 
 @pytest.fixture

@@ -139,10 +139,8 @@ def test_list_of_metrics_server_with_a_deleted_node(tmp_path: Path) -> None:
         for number in (1, 2, 3)
     ]
     series = metric_files.read_snapshot(object_files.read([write_objects(tmp_path, used, *nodes)])).series
-    assert {node: sample.value for node, sample in series["cpu_usage_share"].samples.items()} == {
-        "worker-1": 964_904_321,
-        "worker-2": 0,
-    }
+    expected = {"worker-1": 964_904_321, "worker-2": 0}
+    assert {node: sample.value for node, sample in series["cpu_usage_share"].samples.items()} == expected
     assert series["memory_usage_share"].samples["worker-1"].value == 1_042_599_082
     assert [metric.invalid for metric in series.values()] == [{}] * 4
 

@@ -208,10 +208,8 @@ class TestQueryPartialData:
     def test_result_of_an_expression_is_partial_too(self) -> None:
         assert set(fetch(BEFORE, "fan_rpm > 2006", NODES, CORTEX_NOW).samples) == {"m7", "m8"}
         series = fetch(PARTIAL, "fan_rpm > 2006", NODES, CORTEX_NOW)
-        assert (values(series), series.incomplete) == (
-            {"m7": 2007.0},
-            "query result may contain partial data",
-        )
+        expected = ({"m7": 2007.0}, "query result may contain partial data")
+        assert (values(series), series.incomplete) == expected
 
     def test_partial_response_without_series_is_a_failure_although_empty_means_healthy(self) -> None:
         with pytest.raises(NoValues, match="an incomplete response: query result may contain") as caught:

@@ -242,10 +242,8 @@ def test_pods_that_started() -> None:
         "kube_pod_labels": [of("", "1", uid="u1", label_app_kubernetes_io_name="web")],
     }
     pods = asyncio.run(prometheus_history.read_pod_starts(history_of(fake, ("a",)), 3600.0))
-    assert [(pod.name, pod.started_at, pod.node, pod.owner_kind) for pod in pods] == [
-        ("x", 1699000050.0, "", ""),
-        ("w", 1699000100.0, "a", "DaemonSet"),
-    ]
+    expected = [("x", 1699000050.0, "", ""), ("w", 1699000100.0, "a", "DaemonSet")]
+    assert [(pod.name, pod.started_at, pod.node, pod.owner_kind) for pod in pods] == expected
     assert [pod.labels for pod in pods] == [{}, {"app_kubernetes_io_name": "web"}]
 
 

@@ -230,10 +230,8 @@ def test_a_metric_that_was_never_fetched_is_exported_as_being_on_no_node() -> No
         refresher = MetricsRefresher((source,), RefreshOptions(), VirtualClock(), registry)
         refresher.set_requests(requests("m", "typo"))
         await refresher.settle()
-        assert exported() == [
-            'nodewise_metric_nodes{metric="m"} 1.0',
-            'nodewise_metric_nodes{metric="typo"} 0.0',
-        ]
+        expected = ['nodewise_metric_nodes{metric="m"} 1.0', 'nodewise_metric_nodes{metric="typo"} 0.0']
+        assert exported() == expected
         source.has = ()
         refresher.set_requests(requests())
         refresher.set_requests(requests("m"))

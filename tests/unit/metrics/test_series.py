@@ -52,12 +52,8 @@ def test_packed_samples_are_the_same(samples: dict[str, Sample]) -> None:
     assert list(packed) == sorted(samples)
     assert list(packed.items()) == sorted(samples.items())
     assert list(packed.values()) == [samples[node] for node in sorted(samples)]
-    assert (len(packed), "a" in packed, "aa" in packed, packed.get("z")) == (
-        len(samples),
-        "a" in samples,
-        False,
-        None,
-    )
+    expected = (len(samples), "a" in samples, False, None)
+    assert (len(packed), "a" in packed, "aa" in packed, packed.get("z")) == expected
     assert run_without_pauses(pack_samples(packed)) is packed
 
 

@@ -304,10 +304,8 @@ def test_an_unexpected_exception_of_a_source_is_a_failure() -> None:
         sources = asyncio.run(play())
     assert sources[0] == "second"
     assert "a defect of nodewise: ZeroDivisionError: by nothing" in sources[1]
-    assert [line["task"] for line in lines if line["event"] == "task_failed"] == [
-        "fetching metric 'm'",
-        "fetching metric 'n'",
-    ]
+    expected = ["fetching metric 'm'", "fetching metric 'n'"]
+    assert [line["task"] for line in lines if line["event"] == "task_failed"] == expected
 
 
 @pytest.mark.parametrize(

@@ -192,10 +192,8 @@ def test_index_of_a_device_whose_node_is_its_own_is_compared_on_that_node() -> N
     item = msgspec.convert({"metadata": {"name": "rack"}, "spec": spec}, ResourceSliceObject)
     listed = [device_matching.slice_devices(item, {DRIVER: ("uuid",)})]
     evaluator = Evaluator(policy(HOT | {"maxTaintedShare": "0.9"}), listed=listed)
-    assert evaluator.step({"n0/1": 95, "n1/0": 95}) == {
-        "rack/gpu-1": "NoSchedule",
-        "rack/gpu-2": "NoSchedule",
-    }
+    expected = {"rack/gpu-1": "NoSchedule", "rack/gpu-2": "NoSchedule"}
+    assert evaluator.step({"n0/1": 95, "n1/0": 95}) == expected
 
 
 @pytest.mark.parametrize("node", ["n3", "n1", ""])

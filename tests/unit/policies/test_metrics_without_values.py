@@ -97,11 +97,8 @@ class TestUsableOnNoNode:
 
     def test_there_is_no_preference(self, answer: Series, reason: str, cause: str) -> None:
         prefers = policy(scheduleonmetric=[rule("m", "LessThan")])
-        assert scores(snapshot(cluster_state([prefers], metrics_snapshot(answer)))) == {
-            "n1": 0,
-            "n2": 0,
-            "n3": 0,
-        }
+        expected = {"n1": 0, "n2": 0, "n3": 0}
+        assert scores(snapshot(cluster_state([prefers], metrics_snapshot(answer)))) == expected
 
     def test_no_label_changes(self, answer: Series, reason: str, cause: str) -> None:
         (column,) = only(

@@ -149,11 +149,8 @@ def test_a_policy_has_at_most_16_labels() -> None:
     two_rules = [HOT | {"labels": [f"{number}-{place}=x" for place in range(9)]} for number in range(2)]
     state = build(policy("pol", deschedule=[HOT], labeling=two_rules))["d", "pol"]
     assert "19 different node labels; expected at most 16 per policy" in str(state.policy.problems[0])
-    assert [column.key.rpartition("/")[2] for column in state.labels] == [
-        "pol",
-        *(f"0-{place}" for place in range(9)),
-        *(f"1-{place}" for place in range(6)),
-    ]
+    expected = ["pol", *(f"0-{place}" for place in range(9)), *(f"1-{place}" for place in range(6))]
+    assert [column.key.rpartition("/")[2] for column in state.labels] == expected
 
 
 def test_a_label_of_several_rules_counts_once() -> None:

@@ -70,11 +70,8 @@ def test_native_mode_follows_its_admission_policies_unless_a_setting_decides(
 def test_stored_admission_policies_are_only_names() -> None:
     [policy, *_] = NATIVE[POLICIES].values()
     assert policy.spec.mutations is None
-    assert {name for _, name in NATIVE[POLICIES]} == {
-        "nodewise-native",
-        "nodewise-native-cluster",
-        "nodewise-native-named",
-    }
+    expected = {"nodewise-native", "nodewise-native-cluster", "nodewise-native-named"}
+    assert {name for _, name in NATIVE[POLICIES]} == expected
 
 
 def test_policies_beyond_the_budget_of_labels_have_none_as_soon_as_native_mode_is_on() -> None:

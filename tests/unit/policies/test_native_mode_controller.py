@@ -480,10 +480,8 @@ async def test_labels_go_a_moment_after_native_mode_was_removed() -> None:
         await fixture.activate("n0")
         fixture.api.clock.advance(9)
         await fixture.step("n0", is_on=False)  # an update deletes and creates the admission policies
-        assert (fixture.labelled(), fixture.status()) == (
-            {"n0": "violating"},
-            fixture.status_with(active=True),
-        )
+        actual = (fixture.labelled(), fixture.status())
+        assert actual == ({"n0": "violating"}, fixture.status_with(active=True))
         fixture.api.clock.advance(2)
         await fixture.step("n0", is_on=False)
         assert (fixture.labelled(), fixture.status()["active"]) == ({}, False)

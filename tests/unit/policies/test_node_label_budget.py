@@ -78,10 +78,8 @@ def test_kinds_of_a_namespace_share_its_labels_and_policies_without_effect_need_
     policies = [policy(number, kind="TASPolicy" if number % 2 else "PlacementPolicy") for number in range(12)]
     shadows = [policy(number, mode="Shadow", created="2025-01-01T00:00:00Z") for number in range(20, 30)]
     result = admitted(*shadows, *policies)["web"]
-    assert labelled_names(result) == [
-        *(f"p{number}" for number in range(20, 30)),
-        *(f"p{number}" for number in range(10)),
-    ]
+    expected = [*(f"p{number}" for number in range(20, 30)), *(f"p{number}" for number in range(10))]
+    assert labelled_names(result) == expected
 
 
 def test_many_namespaces_share_the_bytes_of_a_node_by_turns() -> None:

@@ -198,10 +198,8 @@ def test_a_policy_that_only_labels_nodes_counts_no_pods() -> None:
 def test_a_policy_that_native_mode_does_not_enforce_keeps_its_mode() -> None:
     """An extender enforces it."""
     written = status(only_state(policy(avoid=[HOT])), selected_pods=1, no_node_label="it is policy 11")
-    assert conditions(written) == WELL | {
-        "Ready": ("False", "NotEnforced"),
-        "NotEnforced": ("True", "NotEnforced"),
-    }
+    expected = WELL | {"Ready": ("False", "NotEnforced"), "NotEnforced": ("True", "NotEnforced")}
+    assert conditions(written) == expected
     assert written.mode == "Enforce"
 
 
@@ -235,10 +233,8 @@ def test_problems_of_fields() -> None:
 
 def test_metrics_that_were_never_fetched() -> None:
     written = status(only_state(policy(avoid=[HOT]), metrics=metrics_snapshot()))
-    assert conditions(written) == {
-        "Ready": ("False", "MetricsUnavailable"),
-        "MetricsAvailable": ("False", "NeverFetched"),
-    }
+    expected = {"Ready": ("False", "MetricsUnavailable"), "MetricsAvailable": ("False", "NeverFetched")}
+    assert conditions(written) == expected
     assert written.conditions_by_type()["MetricsAvailable"].message == (
         "no node has a value of heat: no source has responded yet. Rules of avoid with these metrics reject every node"
     )
@@ -283,10 +279,8 @@ def test_metrics_that_cannot_be_fetched_any_more_are_unavailable_while_their_las
         )
     early, late = seen
     assert conditions(early)["Ready"] == WELL["Ready"]
-    assert conditions(late) == {
-        "Ready": ("False", "MetricsUnavailable"),
-        "MetricsAvailable": ("False", "SourceUnreachable"),
-    }
+    expected = {"Ready": ("False", "MetricsUnavailable"), "MetricsAvailable": ("False", "SourceUnreachable")}
+    assert conditions(late) == expected
     assert ready_message(late) == (
         "avoid[1] (heat above 80), nodeLabels[0] (heat above 80), prefer[0] (heat Ascending): the last values of heat"
         " apply until they are too old: Prometheus cannot be reached"
@@ -308,10 +302,8 @@ def test_a_policy_that_stepped_back_is_not_ready(guard: dict[str, str], end: str
     message = "it rejected 3 of 4 nodes, more than the share 0.5 for 2m"
     state = only_state(policy(avoid=[HOT], guard=guard))
     written = status(state, step_back=StepBack(7, "2026-05-01T00:00:00Z", message))
-    assert conditions(written) == WELL | {
-        "Ready": ("False", "SteppedBack"),
-        "SteppedBack": ("True", "GuardExceeded"),
-    }
+    expected = WELL | {"Ready": ("False", "SteppedBack"), "SteppedBack": ("True", "GuardExceeded")}
+    assert conditions(written) == expected
     assert ready_message(written) == f"the guard is exceeded: {message}; it only observes now, {end}"
 
 
@@ -446,10 +438,8 @@ async def test_changes_of_conditions_are_events() -> None:
         await cluster.step()
     await cluster.handle.recorder.flush()
     events = list(cluster.api.objects(EVENTS).values())
-    assert [(event["reason"], event["type"]) for event in events] == [
-        ("NoPods", "Warning"),
-        ("AsExpected", "Normal"),
-    ]
+    expected = [("NoPods", "Warning"), ("AsExpected", "Normal")]
+    assert [(event["reason"], event["type"]) for event in events] == expected
     assert {event["regarding"]["kind"] for event in events} == {"PlacementPolicy"}
 
 

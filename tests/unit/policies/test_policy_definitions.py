@@ -94,12 +94,8 @@ def test_the_admission_policy_has_the_label_keys_of_the_parser() -> None:
     patterns = re.findall(r"matches\('\^(.*?)\$'\)", admission_expression("labelKeys"))
     assert patterns == [fields.POD_LABEL_KEY, fields.LABEL_VALUE]
     patterns = re.findall(r"matches\('\^(.*?)\$'\)", admission_expression("nodeLabelKeys"))
-    assert patterns == [
-        fields.LABEL_VALUE,
-        fields.NODEWISE_LABEL_KEY,
-        fields.LABELING_KEY,
-        fields.LABEL_NAME,
-    ]
+    expected = [fields.LABEL_VALUE, fields.NODEWISE_LABEL_KEY, fields.LABELING_KEY, fields.LABEL_NAME]
+    assert patterns == expected
 
 
 def test_fields_of_taspolicies() -> None:

@@ -74,10 +74,8 @@ GRANTS = {
 @pytest.mark.parametrize(("options", "trusted"), GRANTS.values(), ids=GRANTS)
 def test_a_trusted_policy_labels_nodes(options: dict[str, Any], trusted: tuple[str, ...]) -> None:
     agent_state = policy_state_of(LABELLING, *trusted, **options)
-    assert [column.key for column in agent_state.labels] == [
-        "pol",
-        "telemetry.aware.scheduling.pol/gas-disable-card0",
-    ]
+    expected = ["pol", "telemetry.aware.scheduling.pol/gas-disable-card0"]
+    assert [column.key for column in agent_state.labels] == expected
     assert condition(agent_state) is None
 
 

@@ -86,10 +86,8 @@ def test_the_evidence_has_the_rules() -> None:
     cluster = cluster_of(preferred(HOT, prefer=[RANK]))
     scored = TelemetryAgent().score(pod(), candidates(cluster.snapshot, "n1 n2"), cluster.snapshot)
     assert scored is not None
-    assert [(each.metric, each.operator, each.target) for each in scored.evidence] == [
-        ("power", "below", None),
-        ("heat", "above", 80 * 10**9),
-    ]
+    expected = [("power", "below", None), ("heat", "above", 80 * 10**9)]
+    assert [(each.metric, each.operator, each.target) for each in scored.evidence] == expected
 
 
 @given(st.integers(0, 6).flatmap(lambda size: st.tuples(

@@ -96,11 +96,8 @@ def test_no_pod_requires_ok_of_a_policy_that_is_only_preferred() -> None:
 def test_pods_that_were_created_before_an_edit_keep_their_label() -> None:
     """The policy rejected nodes without a value when a waiting pod was created, and accepts them now."""
     labelled = policy("a", rejected="2")
-    assert labels_of(labelled, required_ok=frozenset([("web", A)])) == {
-        "n1": {A: "ok"},
-        "n2": {A: "violating"},
-        "n3": {A: "ok"},
-    }
+    expected = {"n1": {A: "ok"}, "n2": {A: "violating"}, "n3": {A: "ok"}}
+    assert labels_of(labelled, required_ok=frozenset([("web", A)])) == expected
 
 
 def test_pods_of_another_namespace_cause_no_labels() -> None:

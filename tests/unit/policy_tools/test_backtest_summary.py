@@ -40,10 +40,8 @@ def test_rejections_changes_and_outages() -> None:
     assert (measures.most_rejected, measures.most_rejected_at) == (3, START + 300)
     assert measures.changes == 4 + 3 + 2
     assert (measures.flaps, measures.flaps_per_hour) == (2, 2 / (8 / 60))
-    assert measures.without_eligible_node == [
-        Interval(START + 60, START + 180),
-        Interval(START + 300, START + 360),
-    ]
+    expected = [Interval(START + 60, START + 180), Interval(START + 300, START + 360)]
+    assert measures.without_eligible_node == expected
     assert measures.longest_outage_s == 120
 
 

@@ -88,10 +88,8 @@ def run(folder: Path, text: str, *options: str) -> list[str]:
 
 def test_tests_of_each_branch_detect_all_mutants(tmp_path: Path) -> None:
     lines = run(tmp_path, SUITE + HEAT + XID + CLOCK, "--coverage", "--mutate")
-    assert lines[-2:] == [
-        "coverage: tests reach 13 of 13 branches of rules",
-        "mutants: tests detect 27 of 27 (100 %)",
-    ]
+    expected = ["coverage: tests reach 13 of 13 branches of rules", "mutants: tests detect 27 of 27 (100 %)"]
+    assert lines[-2:] == expected
 
 
 def test_branches_and_mutants_beyond_one_test_are_listed(tmp_path: Path) -> None:

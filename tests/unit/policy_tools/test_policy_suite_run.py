@@ -42,11 +42,8 @@ def test_a_mismatch_shows_the_differences(tmp_path: Path) -> None:
         f"  - {{eval_time: 1m, {_WEB}, rejected: {{a: temp above 81, b: ''}}, ranks: {{c: 2, b: 1}}}}",
     )
     assert rejected.about == "1m, pod web/web-1, rejected"
-    assert rejected.lines == (
-        "- a: temp above 81",
-        "+ a: placement policy web/cool: temp above 80",
-        "- b: rejected",
-    )
+    expected = ("- a: temp above 81", "+ a: placement policy web/cool: temp above 80", "- b: rejected")
+    assert rejected.lines == expected
     assert rejected.line == 30
     assert ranks.lines == ("- b: 1", "+ b: 2", "- c: 2", "+ c: 1")
 
@@ -238,13 +235,8 @@ tests:
 """
     assert run(tmp_path, "", policy=policy, test=test) == []
     detected = detected_mutants(tmp_path, policy, test)
-    assert {
-        place: detected[place, "removed"] for place, _ in detected if place.endswith(("or", "release"))
-    } == {
-        "spec.avoid[0].for": True,
-        "spec.avoid[0].release": True,
-        "spec.avoid[1].keepFor": True,
-    }
+    actual = {place: detected[place, "removed"] for place, _ in detected if place.endswith(("or", "release"))}
+    assert actual == {"spec.avoid[0].for": True, "spec.avoid[0].release": True, "spec.avoid[1].keepFor": True}
 
 
 def test_a_rule_with_between_and_its_mutants(tmp_path: Path) -> None:

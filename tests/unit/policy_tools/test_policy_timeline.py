@@ -76,10 +76,8 @@ def test_rejections_and_scores_are_those_of_decide(tmp_path: Path) -> None:
         printed: Any = msgspec.json.decode(CliRunner().invoke(command, arguments).stdout)
         scored = moment.prioritize(msgspec.convert(_POD, policy_timeline.POD_TYPE))
         assert _rejected(moment) == set(printed["decisions"][0]["rejected"])
-        assert (
-            dict(zip(scored.names.tolist(), scored.points().tolist(), strict=True))
-            == printed["decisions"][0]["scores"]
-        )
+        expected = printed["decisions"][0]["scores"]
+        assert dict(zip(scored.names.tolist(), scored.points().tolist(), strict=True)) == expected
 
 
 def test_a_rule_that_loses_most_values_keeps_its_verdicts() -> None:

@@ -115,10 +115,8 @@ def test_fields_of_another_type_are_no_problem_of_the_query(rule: Any) -> None:
 def test_queries_of_all_sections_and_kinds_are_checked() -> None:
     rules = {"all": [{"query": "a < 1", "above": 1}]}
     listed = query_lint.check_queries({"avoid": [rules], "nodeLabels": [rules]}).problems
-    assert [problem.field for problem in listed] == [
-        "spec.avoid[0].all[0].query",
-        "spec.nodeLabels[0].all[0].query",
-    ]
+    expected = ["spec.avoid[0].all[0].query", "spec.nodeLabels[0].all[0].query"]
+    assert [problem.field for problem in listed] == expected
     rule = {"metricname": "m", "operator": "GreaterThan", "target": 1, "query": "a < 1"}
     policy = {
         "apiVersion": "telemetry.intel.com/v1alpha1",

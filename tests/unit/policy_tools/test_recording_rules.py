@@ -268,7 +268,5 @@ def test_queries_that_prometheus_has_not_parsed_are_warned_of(tmp_path: Path) ->
     ["a\nb", "a\n\nb", " a\nb", "a\nb ", "a\n\x00b", "a\n\u2028b", "a\n", "- a\n? b: c #\n'\"", "\ta\nb"],
 )
 def test_texts_of_several_lines_survive_yaml(text: str) -> None:
-    assert yaml.load(policy_writer.format_policy({"a": {"b": text}, "c": [text]}), yaml.CSafeLoader) == {
-        "a": {"b": text},
-        "c": [text],
-    }
+    actual = yaml.load(policy_writer.format_policy({"a": {"b": text}, "c": [text]}), yaml.CSafeLoader)
+    assert actual == {"a": {"b": text}, "c": [text]}

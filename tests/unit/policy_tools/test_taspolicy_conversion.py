@@ -143,14 +143,10 @@ def test_each_rule_with_labels_of_a_group_is_the_first_of_its_own() -> None:
     """The first part of a rule decides which of several values of a label applies."""
     rules = [rule("a", target=1, labels=["x=a"]), rule("b", target=2, labels=["x=b"]), rule("c", target=3)]
     made = specs(labeling={"rules": rules, "logicalOperator": "allOf"})["ClusterPlacementPolicy"]
-    assert [[part["metric"] for part in entry["all"]] for entry in made["nodeLabels"]] == [
-        ["a", "b", "c"],
-        ["b", "a", "c"],
-    ]
-    assert [entry["labels"] for entry in made["nodeLabels"]] == [
-        {"telemetry.aware.scheduling.pol/x": "a"},
-        {"telemetry.aware.scheduling.pol/x": "b"},
-    ]
+    expected = [["a", "b", "c"], ["b", "a", "c"]]
+    assert [[part["metric"] for part in entry["all"]] for entry in made["nodeLabels"]] == expected
+    expected = [{"telemetry.aware.scheduling.pol/x": "a"}, {"telemetry.aware.scheduling.pol/x": "b"}]
+    assert [entry["labels"] for entry in made["nodeLabels"]] == expected
 
 
 DIFFERENCES: dict[str, tuple[Any, str]] = {

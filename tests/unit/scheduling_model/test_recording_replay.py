@@ -57,12 +57,8 @@ STRICTER = {POLICIES: {("d", "pol"): strict(4)}}
 class TestAnotherPolicy:
     def test_filter(self) -> None:
         [difference] = replay(recorded("filter"), objects=STRICTER).differences
-        assert (difference.pod, difference.path, difference.snapshot, difference.text) == (
-            "d/p",
-            "/scheduler/filter",
-            1,
-            "",
-        )
+        expected = ("d/p", "/scheduler/filter", 1, "")
+        assert (difference.pod, difference.path, difference.snapshot, difference.text) == expected
         assert difference.nodes == (
             NodeChange("n2", "kept", TOO_HOT.format(4)),
             NodeChange("n3", TOO_HOT.format(8), TOO_HOT.format(4)),

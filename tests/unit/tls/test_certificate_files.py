@@ -63,11 +63,8 @@ def test_a_renewed_pair_is_taken_once(files):
     assert files.kept.value.certificate == leaf.cert_chain_pems[0].bytes()
     assert files.counts("certificate_expires_seconds") == [NOW_S + 120 * DAY_S]
     (line,) = lines
-    assert (line["event"], line["certificate"], line["expires"]) == (
-        "tls_reloaded",
-        "serving",
-        "2027-03-21T00:00:00Z",
-    )
+    expected = ("tls_reloaded", "serving", "2027-03-21T00:00:00Z")
+    assert (line["event"], line["certificate"], line["expires"]) == expected
 
 
 def test_content_of_a_moment_is_not_used(files):
@@ -194,10 +191,8 @@ def test_a_bundle_is_as_good_as_its_last_authority_and_warns_of_the_next(tmp_pat
     file.write_bytes(late + soon + good)
     kept.poll(NOW_S)
     assert kept.poll(NOW_S)
-    assert (
-        metric_value(metrics_registry, "tls_certificate_expires_seconds", certificate="client_ca")
-        == NOW_S + 3 * DAY_S
-    )
+    actual = metric_value(metrics_registry, "tls_certificate_expires_seconds", certificate="client_ca")
+    assert actual == NOW_S + 3 * DAY_S
     file.write_bytes(late)
     kept.poll(NOW_S + 1)
     assert not kept.poll(NOW_S + 1)

@@ -142,7 +142,5 @@ def test_an_old_cluster_is_validated_by_its_own_words(version: str, tmp_path: Pa
 
 
 def test_kinds_of_reports_have_names_that_kubectl_knows() -> None:
-    assert {kind.resource.plural for kind in report_custom_resources.KINDS} == {
-        "cmk-nodereports",
-        "cmk-reconcilereports",
-    }
+    expected = {"cmk-nodereports", "cmk-reconcilereports"}
+    assert {kind.resource.plural for kind in report_custom_resources.KINDS} == expected

@@ -158,11 +158,8 @@ def test_100_pools_are_described() -> None:
         "infra": {0: {"6,15,7,16,8,17": [3001, 4002, 5003]}},
     }
     description = pool_allocations.as_describe_output(pool_allocations.parse_allocations(config))["pools"]
-    assert {name: pool["exclusive"] for name, pool in description.items()} == {
-        "exclusive": True,
-        "shared": False,
-        "infra": False,
-    }
+    expected = {"exclusive": True, "shared": False, "infra": False}
+    assert {name: pool["exclusive"] for name, pool in description.items()} == expected
     assert list(description["exclusive"]["cpuLists"]) == ["0,9", "1,10", "2,11", "3,12"]
     assert description["exclusive"]["cpuLists"]["0,9"] == {"cpus": "0,9", "tasks": ["1001"]}
     assert description["infra"]["cpuLists"]["6,15,7,16,8,17"]["tasks"] == ["3001", "4002", "5003"]

@@ -48,10 +48,8 @@ def test_a_planted_volume_stays_the_tenants_own() -> None:
     planted = {"name": "nodewise-cpu-agent", "emptyDir": {}}
     _, patched = review(pod({"name": "c", "resources": CORES}, volumes=[planted]))
     assert patched["spec"]["volumes"][0] == planted
-    assert [volume["name"] for volume in patched["spec"]["volumes"]] == [
-        "nodewise-cpu-agent",
-        "cmk-install-dir",
-    ]
+    expected = ["nodewise-cpu-agent", "cmk-install-dir"]
+    assert [volume["name"] for volume in patched["spec"]["volumes"]] == expected
 
 
 def test_a_planted_number_of_cores_stays_and_grants_nothing() -> None:

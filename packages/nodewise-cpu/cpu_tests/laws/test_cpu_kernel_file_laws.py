@@ -77,10 +77,8 @@ def test_all_that_read_cgroups_read_them_alike(separator: str, line: str) -> Non
         (process / "cmdline").write_bytes(b"x\0")
         task = socket_server.read_process_as_task(proc, 17, BOOT)
         assert (task.pod, task.container) == OWN
-        assert container_cpusets.list_container_processes(proc, [OWN.container, OTHER.container]) == {
-            OWN.container: [17],
-            OTHER.container: [],
-        }
+        expected = {OWN.container: [17], OTHER.container: []}
+        assert container_cpusets.list_container_processes(proc, [OWN.container, OTHER.container]) == expected
         process_table = procfs.read_processes(proc)._replace(unreadable=frozenset({17}))
         assert procfs.unreadable_processes_of(Task(16, 1, BOOT, *OTHER), process_table, proc) == ()
         assert procfs.unreadable_processes_of(Task(16, 1, BOOT, *OWN), process_table, proc) == (17,)

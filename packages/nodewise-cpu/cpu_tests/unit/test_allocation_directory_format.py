@@ -21,10 +21,8 @@ def test_a_directory_of_cmk_is_read() -> None:
         "pools/infra/0/0-2,8-10/tasks": "3000, 3001,3002",
     }
     allocations = directory_store.parse_files(files)
-    assert {pool.name: pool.is_exclusive for pool in allocations.pools.values()} == {
-        "exclusive": True,
-        "infra": False,
-    }
+    expected = {"exclusive": True, "infra": False}
+    assert {pool.name: pool.is_exclusive for pool in allocations.pools.values()} == expected
     assert allocations.pools["exclusive"].sockets[1] == ()
     assert allocations.pools["exclusive"].sockets[0][0].tasks == (Task(2000),)
     infra = allocations.pools["infra"].sockets[0][0]
@@ -38,11 +36,8 @@ def test_any_name_is_a_pool_and_the_oldest_have_another_name_now() -> None:
         "pools/controlplane/exclusive": "0",
     }
     allocations = directory_store.parse_files(files)
-    assert {name: pool.is_exclusive for name, pool in allocations.pools.items()} == {
-        "mine": True,
-        "exclusive": True,
-        "shared": False,
-    }
+    expected = {"mine": True, "exclusive": True, "shared": False}
+    assert {name: pool.is_exclusive for name, pool in allocations.pools.items()} == expected
     assert allocations.pools["shared"].name == "shared"
 
 

@@ -167,11 +167,8 @@ def test_invalid_kernel_files_are_named() -> None:
     texts = files(2, online="0-x", cpu0__topology__core_id="one", cpu1__topology__thread_siblings_list="1-")
     with pytest.raises(BadInput) as caught:
         topology.parse(texts | {f"{CPUS}/cpu0/online": "1", f"{CPUS}/cpu1/online": "1"})
-    assert {problem.field.removeprefix(f"{CPUS}/") for problem in caught.value.problems} == {
-        "online",
-        "cpu0/topology/core_id",
-        "cpu1/topology/thread_siblings_list",
-    }
+    expected = {"online", "cpu0/topology/core_id", "cpu1/topology/thread_siblings_list"}
+    assert {problem.field.removeprefix(f"{CPUS}/") for problem in caught.value.problems} == expected
 
 
 def test_a_folder_without_cpus_is_no_machine(tmp_path: Path) -> None:

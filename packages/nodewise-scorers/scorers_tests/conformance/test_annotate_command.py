@@ -184,10 +184,8 @@ def test_the_older_variables_are_understood(shell: AnnotateShell) -> None:
     done = shell.run("--once", ANNOTATE_FREQ="soon", USE_FORECAST="yes", CLUSTER_CONF="in-cluster")
     assert done.returncode == 0
     lines = [line for line in done.stderr.splitlines() if "variable_ignored" in line]
-    assert [name for line in lines for name in ("ANNOTATE_FREQ", "USE_FORECAST") if name in line] == [
-        "ANNOTATE_FREQ",
-        "USE_FORECAST",
-    ]
+    expected = ["ANNOTATE_FREQ", "USE_FORECAST"]
+    assert [name for line in lines for name in ("ANNOTATE_FREQ", "USE_FORECAST") if name in line] == expected
 
 
 def test_prometheus_of_the_older_variables_is_asked(shell: AnnotateShell) -> None:

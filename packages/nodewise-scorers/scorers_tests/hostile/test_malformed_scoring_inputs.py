@@ -303,10 +303,8 @@ def test_missing_statistics_of_a_cluster_are_reported(held: RawConnection) -> No
         "/scheduler/prioritize",
         encoded({"Pod": pod("all"), "NodeNames": [f"n{n}" for n in range(len(TEXTS))]}),
     )
-    assert missing_statistics(held, "told", "nobody")["safe"] == {
-        "cpu": "no statistics",
-        "memory": "no statistics",
-    }
+    expected = {"cpu": "no statistics", "memory": "no statistics"}
+    assert missing_statistics(held, "told", "nobody")["safe"] == expected
     for number, text in enumerate(TEXTS.values()):
         numbers = missing_statistics(held, "all", f"n{number}")
         assert (numbers["safe"]["cpu"] is None) is text.is_number, text.text[:20]

@@ -246,10 +246,8 @@ class TestBind:
         assert bind_plan.description == "c0: card0, card1; c2: card0"
         written = msgspec.convert(bind_plan.reservation, Reservation)
         assert (written.gpus, written.seen, written.at) == ("card0,card1|card0", "40", NOW)
-        assert written.charged == (
-            {"gpu.intel.com/i915": 1, "gpu.intel.com/millicores": 300},
-            {"gpu.intel.com/i915": 1},
-        )
+        expected = ({"gpu.intel.com/i915": 1, "gpu.intel.com/millicores": 300}, {"gpu.intel.com/i915": 1})
+        assert written.charged == expected
 
     def test_an_entry_does_not_grow_with_containers_that_request_nothing(self) -> None:
         alone, among = new("p", "i915=1 t=1"), new("p", *[""] * 31, "i915=1 t=1", *[""] * 32)

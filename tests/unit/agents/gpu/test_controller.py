@@ -428,10 +428,8 @@ class TestChecks:
             await asyncio.sleep(300 + 60 + 70)
             assert self._held(leader) == {"d/a", "d/b"}
             await asyncio.sleep(400)
-            assert leader.metric("gpu_checks_total{") == [
-                'gpu_checks_total{outcome="different"} 1.0',
-                'gpu_checks_total{outcome="same"} 1.0',
-            ]
+            expected = ['gpu_checks_total{outcome="different"} 1.0', 'gpu_checks_total{outcome="same"} 1.0']
+            assert leader.metric("gpu_checks_total{") == expected
 
     @in_virtual_time
     async def test_books_that_were_computed_wrongly_are_found_and_mended(self) -> None:
@@ -507,10 +505,8 @@ class TestGauges:
             assert leader.metric("gpu_pods ") == ["gpu_pods 1.0"]
             api.node("n1", **{HOT: "true"})
             await asyncio.sleep(10)
-            assert leader.metric("gpu_cards{") == [
-                'gpu_cards{state="usable"} 1.0',
-                'gpu_cards{state="unusable"} 1.0',
-            ]
+            expected = ['gpu_cards{state="usable"} 1.0', 'gpu_cards{state="unusable"} 1.0']
+            assert leader.metric("gpu_cards{") == expected
             api.pod("wild", "n1")
             await asyncio.sleep(10)
             assert leader.metric("gpu_node_problems{") == ['gpu_node_problems{node="n1"} 1.0']

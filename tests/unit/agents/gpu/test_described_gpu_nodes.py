@@ -138,7 +138,5 @@ def test_more_gpus_than_numa_nodes_and_links_can_have_are_a_problem() -> None:
     )
     assert (len(gpus.names), gpus.numa, gpus.links) == (70, (), ())
     assert gpus.numa_problem == "70 GPUs; NUMA nodes count for at most 64"
-    assert [problem.partition(": ")[2] for problem in gpus.problems] == [
-        "70 GPUs; NUMA nodes count for at most 64",
-        "70 GPUs; links count for at most 64",
-    ]
+    expected = ["70 GPUs; NUMA nodes count for at most 64", "70 GPUs; links count for at most 64"]
+    assert [problem.partition(": ")[2] for problem in gpus.problems] == expected

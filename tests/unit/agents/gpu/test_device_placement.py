@@ -158,11 +158,8 @@ def test_best_node_follows_the_placement(placement: Placement, best: str) -> Non
     cluster = Cluster(placement, *THREE, *HELD, claim("c", 2))
     points, details = cluster.decide(pod("p", "c"))
     assert cluster.names[points.index(10)] == best
-    assert details == [
-        "devices gpu: gpu-0, gpu-1",
-        "devices gpu: gpu-1, gpu-2",
-        "devices gpu: gpu-1, gpu-3",
-    ]
+    expected = ["devices gpu: gpu-0, gpu-1", "devices gpu: gpu-1, gpu-2", "devices gpu: gpu-1, gpu-3"]
+    assert details == expected
 
 
 def test_node_where_the_claim_does_not_fit_has_no_points_and_is_not_rejected() -> None:

@@ -121,12 +121,8 @@ def test_a_bind_to_such_a_node_plans_no_gpus() -> None:
 def test_nodes_follow_the_slices_and_classes() -> None:
     builder = GpuStateBuilder(GENERIC)
     assert passing(snapshot_of(with_driver(), builder), pod()) == {"labelled", "plugin", "mixed"}
-    assert passing(snapshot_of(with_driver("plain"), builder), pod()) == {
-        "labelled",
-        "plugin",
-        "mixed",
-        "plain",
-    }
+    expected = {"labelled", "plugin", "mixed", "plain"}
+    assert passing(snapshot_of(with_driver("plain"), builder), pod()) == expected
     assert passing(snapshot_of(with_driver("plain", classes=()), builder), pod()) == {"plugin", "mixed"}
 
 
@@ -179,10 +175,8 @@ def test_a_class_maps_its_implicit_resource_too() -> None:
         GENERIC, prefix="deviceclass.resource.kubernetes.io/", counts=(implicit,)
     )
     snapshot = snapshot_of(with_driver("driver", classes=(device_class(None),)), GpuStateBuilder(profile))
-    assert passing(snapshot, pod(**{implicit: "1"}), GpuAgent(GpuOptions(), profile)) == {
-        "driver",
-        "labelled",
-    }
+    expected = {"driver", "labelled"}
+    assert passing(snapshot, pod(**{implicit: "1"}), GpuAgent(GpuOptions(), profile)) == expected
 
 
 def test_claims_do_not_change_which_nodes_are_left() -> None:

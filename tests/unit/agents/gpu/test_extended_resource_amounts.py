@@ -49,10 +49,8 @@ def test_remainder_belongs_to_no_gpu(gpus: int, each: dict[str, int]) -> None:
 
 
 def test_sums_go_up_to_the_largest_amount() -> None:
-    assert extended_resource_amounts.sum_amounts([{"a": 2}, {"a": LARGEST - 2, "b": 1}]) == {
-        "a": LARGEST,
-        "b": 1,
-    }
+    expected = {"a": LARGEST, "b": 1}
+    assert extended_resource_amounts.sum_amounts([{"a": 2}, {"a": LARGEST - 2, "b": 1}]) == expected
 
 
 def test_a_sum_above_the_largest_amount_is_an_overflow_that_names_the_resource() -> None:

@@ -85,10 +85,8 @@ def test_written_histogram_is_read_again() -> None:
     histogram = add(
         NOTHING, [new_pod("a"), new_pod("b"), new_pod("c", "2026-11-20T01:00:00Z", "i915=2 mc=500")]
     )
-    assert (
-        cooperative_scheduling.run_without_pauses(typical_pods.parse_histogram(config_map(histogram)))
-        == histogram
-    )
+    actual = cooperative_scheduling.run_without_pauses(typical_pods.parse_histogram(config_map(histogram)))
+    assert actual == histogram
     assert cooperative_scheduling.run_without_pauses(typical_pods.parse_histogram(None)) == NOTHING
 
 
@@ -112,11 +110,8 @@ def test_a_time_in_the_future_stops_no_counting_of_those_that_come() -> None:
 
 def test_the_body_is_bound_to_the_version_that_was_read() -> None:
     assert "resourceVersion" not in typical_pods.histogram_config_map({}, "nw", "")["metadata"]
-    assert typical_pods.histogram_config_map({}, "nw", "7")["metadata"] == {
-        "name": NAME,
-        "namespace": "nw",
-        "resourceVersion": "7",
-    }
+    expected = {"name": NAME, "namespace": "nw", "resourceVersion": "7"}
+    assert typical_pods.histogram_config_map({}, "nw", "7")["metadata"] == expected
 
 
 def test_agent_state_has_tables_of_counted_pods() -> None:

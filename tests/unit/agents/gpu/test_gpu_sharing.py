@@ -80,7 +80,5 @@ def test_partitions_of_amd_gpus(labels: dict[str, str], resource: str, units: in
 
 
 def test_other_vendors_describe_no_sharing() -> None:
-    assert (
-        parse({f"{GPU}.replicas": "3", GKE: "3"}, "[]", resource="example.com/gpu")
-        == gpu_node_labels.NOT_DESCRIBED
-    )
+    expected = gpu_node_labels.NOT_DESCRIBED
+    assert parse({f"{GPU}.replicas": "3", GKE: "3"}, "[]", resource="example.com/gpu") == expected

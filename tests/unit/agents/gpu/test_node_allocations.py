@@ -190,17 +190,13 @@ class TestLedger:
 
     def test_several_containers(self) -> None:
         reservation = entry("a", "card0,card1||card0", "11", ["i915=1 mc=50", "", ONE])
-        assert allocations(uid_a=reservation) == {
-            "card0": {"i915": 2, "millicores": 150},
-            "card1": {"i915": 1, "millicores": 50},
-        }
+        expected = {"card0": {"i915": 2, "millicores": 150}, "card1": {"i915": 1, "millicores": 50}}
+        assert allocations(uid_a=reservation) == expected
 
     def test_an_entry_that_cannot_be_read_leaves_its_bound_pod_to_the_annotations(self) -> None:
         allocated_pod = pod("a", "n1", "card0")
-        assert allocations(allocated_pod, uid_a={"pod": 3}, uid_b=entry("b", "card1", "11")) == {
-            "card0": HELD,
-            "card1": HELD,
-        }
+        expected = {"card0": HELD, "card1": HELD}
+        assert allocations(allocated_pod, uid_a={"pod": 3}, uid_b=entry("b", "card1", "11")) == expected
         assert problems(allocated_pod, uid_a={"pod": 3})[0].startswith("the reservation of pod uid uid-a: ")
         assert allocations(allocated_pod, text="{") == {"card0": HELD}
 

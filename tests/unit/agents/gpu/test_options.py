@@ -11,11 +11,8 @@ from nodewise.cli import setting_declarations
 
 def test_first_fit_is_the_default_and_pods_lists_are_off() -> None:
     options = GpuOptions()
-    assert (options.placement, options.enable_allowlist, options.enable_denylist) == (
-        "first-fit",
-        False,
-        False,
-    )
+    expected = ("first-fit", False, False)
+    assert (options.placement, options.enable_allowlist, options.enable_denylist) == expected
 
 
 @pytest.mark.parametrize("placement", ["first-fit", "balanced"])

@@ -176,10 +176,8 @@ def annotated_pod(**annotations: str) -> GpuPod:
 def test_models_are_named_between_commas() -> None:
     assert parse(annotated_pod(gpu_models="V100M16, V100M32,")).models == {"V100M16", "V100M32"}
     assert parse(annotated_pod()).models is None
-    assert refusal(annotated_pod(gpu_models=" ,")) == (
-        RejectionKind.MALFORMED,
-        "nodewise.io/gpu-models names no model",
-    )
+    expected = (RejectionKind.MALFORMED, "nodewise.io/gpu-models names no model")
+    assert refusal(annotated_pod(gpu_models=" ,")) == expected
 
 
 @pytest.mark.parametrize("word", ["first-fit", "pack", "spread", "balanced", "fragmentation"])
@@ -265,10 +263,8 @@ def test_a_pod_has_so_many_containers() -> None:
     most = allocation_record.MOST_CONTAINERS
     assert len(container_counts(parse(pod("i915=1", *[""] * (most - 1))))) == most == 64
     kind, words = refusal(pod("i915=1", *[""] * most))
-    assert (kind, words) == (
-        RejectionKind.BAD_ARGS,
-        "the pod has 65 containers; at most 64 where one asks for GPUs",
-    )
+    expected = (RejectionKind.BAD_ARGS, "the pod has 65 containers; at most 64 where one asks for GPUs")
+    assert (kind, words) == expected
     assert parse(pod(*[""] * (most + 1), "i915=0")) == NOTHING
 
 
@@ -290,10 +286,8 @@ def test_many_containers_and_resources_are_looked_at_up_to_a_bound() -> None:
     most, names = allocation_record.MOST_GPUS, pod_gpu_requests.MOST_RESOURCES
     assert len(container_counts(parse(pod(*["i915=4"] * (most // 4))))) == most // 4
     kind, words = refusal(pod("i915=5", *["i915=4"] * (most // 4 - 1)))
-    assert (kind, words) == (
-        RejectionKind.BAD_ARGS,
-        f"the containers ask for more than {most} GPUs altogether",
-    )
+    expected = (RejectionKind.BAD_ARGS, f"the containers ask for more than {most} GPUs altogether")
+    assert (kind, words) == expected
     assert parse(pod(f"i915={10**18}", "i915=1")).problem is None
     assert refusal(pod(*[f"i915={10**18}"] * 5)) == (kind, words)
     many = " ".join(f"x{number}=1" for number in range(names))

@@ -124,7 +124,5 @@ def test_each_container_with_cards_is_a_class() -> None:
     single = demand(500, cpu_milli=100)
     both = single._replace(containers=(*single.containers, *demand(200, gpus=2).containers))
 
-    assert list(typical_pods.pod_classes(both)) == [
-        share(500, cpu_milli=100),
-        share(200, gpus=2, cpu_milli=100),
-    ]
+    actual = list(typical_pods.pod_classes(both))
+    assert actual == [share(500, cpu_milli=100), share(200, gpus=2, cpu_milli=100)]

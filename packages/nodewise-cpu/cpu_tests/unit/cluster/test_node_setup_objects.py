@@ -69,11 +69,8 @@ def test_all_problems_are_reported_together() -> None:
         node_setup_objects.check(
             SetupOptions(PoolOptions(exclusive_mode="a b"), namespace="A", pull_policy="Sometimes")
         )
-    assert [problem.field for problem in caught.value.problems] == [
-        "--namespace",
-        "--exclusive-mode",
-        "--cmk-img-pol",
-    ]
+    expected = ["--namespace", "--exclusive-mode", "--cmk-img-pol"]
+    assert [problem.field for problem in caught.value.problems] == expected
 
 
 def test_the_order_of_commands_is_not_that_of_their_list() -> None:
@@ -135,11 +132,8 @@ def test_the_commands_of_reconfiguration_pods_are_valid(checks: bool) -> None:
     made = node_setup_objects.reconfiguration_pod("n1", SetupOptions(), checks=checks)
     _, *words = shlex.split(made["spec"]["containers"][0]["args"][0])
     parameters = parse_command_line(words)
-    assert (parameters["check"], parameters["node_name"], parameters["num_exclusive_cores"]) == (
-        checks,
-        "n1",
-        4,
-    )
+    expected = (checks, "n1", 4)
+    assert (parameters["check"], parameters["node_name"], parameters["num_exclusive_cores"]) == expected
 
 
 def parse_command_line(words: list[str]) -> dict[str, Any]:

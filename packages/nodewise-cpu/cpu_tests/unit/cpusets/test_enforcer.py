@@ -45,10 +45,8 @@ def test_a_container_gets_the_cpus_and_the_numa_nodes_of_all_its_tasks() -> None
     holding = cpus_of_tasks(
         stored(("exclusive", "1,5", [ONE]), ("exclusive", "2", [OTHER]), ("shared", "0", [TWO]))
     )
-    assert target_cpusets(holding, MACHINE, {}) == {
-        A: Cpuset(cpus(0, 1, 5), cpus(0, 1)),
-        B: Cpuset(cpus(2), cpus(0)),
-    }
+    actual = target_cpusets(holding, MACHINE, {})
+    assert actual == {A: Cpuset(cpus(0, 1, 5), cpus(0, 1)), B: Cpuset(cpus(2), cpus(0))}
 
 
 def test_memory_is_left_alone_where_nodes_are_not_known() -> None:

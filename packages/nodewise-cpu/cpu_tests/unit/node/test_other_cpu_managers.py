@@ -222,10 +222,8 @@ def test_resource_slices_of_the_node_are_read_and_a_missing_right_is_ignored() -
 
     class Api(InMemoryApiClient):
         def get(self, path: str, params: Mapping[str, str] = {}) -> Any:
-            assert (path, params["fieldSelector"]) == (
-                "/apis/resource.k8s.io/v1/resourceslices",
-                "spec.driver=dra.cpu,spec.nodeName=n1",
-            )
+            expected = ("/apis/resource.k8s.io/v1/resourceslices", "spec.driver=dra.cpu,spec.nodeName=n1")
+            assert (path, params["fieldSelector"]) == expected
             return {"items": [body]}
 
     class RefusingApi(InMemoryApiClient):
@@ -346,10 +344,8 @@ def test_checkpoint_of_an_unknown_version_is_named_with_its_fields(content: Any,
 def test_containers_that_it_gave_cpus_of_pools_are_named() -> None:
     state = other_cpu_managers.parse_checkpoints(checkpoint(entries={UID: {"main": "2-3", "side": "9"}}))
     (problem,) = other_cpu_managers.kubelet_conflicts(state, KUBELET_POOLS)
-    assert (
-        str(problem)
-        == f"container main of pod {UID} has CPUs 2-3: CPUs 2-3 are in the node's pools; expected others"
-    )
+    expected = f"container main of pod {UID} has CPUs 2-3: CPUs 2-3 are in the node's pools; expected others"
+    assert str(problem) == expected
 
 
 def test_exclusive_cpus_in_shared_pool_of_kubelet_have_remedy() -> None:

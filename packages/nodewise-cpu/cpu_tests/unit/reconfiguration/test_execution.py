@@ -337,10 +337,8 @@ def test_a_reconfiguration_of_an_earlier_boot_is_recovered(store: DirectoryStore
             stored.version, stored.allocations, Intent(stored.allocations, Task(1, 1, "earlier"), "then")
         )
         assert reconfiguration.recover(store, PROC)
-        assert (store.read()[::2], families["exclusive"].thread_affinities) == (
-            (stored.allocations, None),
-            {ZERO},
-        )
+        expected = ((stored.allocations, None), {ZERO})
+        assert (store.read()[::2], families["exclusive"].thread_affinities) == expected
 
 
 CARRIER = """

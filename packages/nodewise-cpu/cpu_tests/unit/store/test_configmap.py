@@ -37,10 +37,8 @@ def test_the_older_program_reads_it(store: ConfigMapStore, api_client: InMemoryA
     store.create(HELD)
     config_map = api_client.get(PATH)
     assert config_map["metadata"]["annotations"][cmk_names.OWNER] == ""
-    assert yaml.load(config_map["data"]["config"], yaml.CSafeLoader)["exclusive"] == {
-        0: {"0,4": ["17"], "1,5": []},
-        1: {},
-    }
+    expected = {0: {"0,4": ["17"], "1,5": []}, 1: {}}
+    assert yaml.load(config_map["data"]["config"], yaml.CSafeLoader)["exclusive"] == expected
 
 
 def test_keys_and_annotations_of_others_are_kept(

@@ -22,13 +22,8 @@ def installed(options: WebhookInstallation = OPTIONS) -> dict[str, Object]:
 
 
 def test_objects_are_in_creation_order() -> None:
-    assert list(installed()) == [
-        "Secret",
-        "ConfigMap",
-        "Service",
-        "Deployment",
-        "MutatingWebhookConfiguration",
-    ]
+    expected = ["Secret", "ConfigMap", "Service", "Deployment", "MutatingWebhookConfiguration"]
+    assert list(installed()) == expected
 
 
 def test_without_a_certificate_there_is_no_secret_and_nothing_is_trusted() -> None:
@@ -85,13 +80,8 @@ def test_a_new_authority_is_trusted_before_its_certificate_is_served() -> None:
         OPTIONS,
         manifests.reuse_or_create_certificate(before["Secret"], hook, "default", NOW + timedelta(days=3300)),
     )
-    assert kinds(manifests.sort_in_creation_order(renewed, hook)) == [
-        "MutatingWebhookConfiguration",
-        "Secret",
-        "ConfigMap",
-        "Service",
-        "Deployment",
-    ]
+    expected = ["MutatingWebhookConfiguration", "Secret", "ConfigMap", "Service", "Deployment"]
+    assert kinds(manifests.sort_in_creation_order(renewed, hook)) == expected
 
 
 def test_the_registration_is_last_for_a_new_namespace() -> None:
@@ -122,10 +112,8 @@ def test_the_webhook_has_no_token_and_no_rights_and_reads_its_files_beside_the_s
     assert "serviceAccountName" not in spec
     (container,) = spec["containers"]
     assert container["securityContext"]["runAsNonRoot"]
-    assert [mount["mountPath"] for mount in container["volumeMounts"]] == [
-        "/etc/webhook",
-        "/etc/webhook-certs",
-    ]
+    expected = ["/etc/webhook", "/etc/webhook-certs"]
+    assert [mount["mountPath"] for mount in container["volumeMounts"]] == expected
     assert not any("hostPath" in volume for volume in spec["volumes"])
 
 
@@ -147,13 +135,8 @@ def test_client_certificates_are_optional(cafile: str, arguments: list[str]) -> 
 def test_older_api_server_gets_known_fields_only() -> None:
     webhook_config = installed(WebhookInstallation(version="v1beta1"))["MutatingWebhookConfiguration"]
     assert webhook_config["apiVersion"] == "admissionregistration.k8s.io/v1beta1"
-    assert webhook_config["webhooks"][0].keys() == {
-        "name",
-        "clientConfig",
-        "rules",
-        "failurePolicy",
-        "namespaceSelector",
-    }
+    expected = {"name", "clientConfig", "rules", "failurePolicy", "namespaceSelector"}
+    assert webhook_config["webhooks"][0].keys() == expected
 
 
 def test_options_are_applied() -> None:

@@ -124,10 +124,8 @@ async def test_free_and_requested_amounts_are_written() -> None:
     assert (annotations["mean-free-memory"], annotations["std-free-memory"]) == (str(12 * GIB), "0")
     assert (annotations["requested-cpu"], annotations["requested-memory"]) == ("500", "1610612736")
     assert annotations[ANNOTATED_AT] == format_rfc3339(cluster.clock.now())
-    assert (annotations["allocatable_memory"], annotations["reqested_memory"]) == (
-        str(16 * GIB),
-        "1610612736",
-    )
+    expected = (str(16 * GIB), "1610612736")
+    assert (annotations["allocatable_memory"], annotations["reqested_memory"]) == expected
     assert cluster.annotations("b")["mean-free-cpu"] == "3750"
     assert "forcasted-free-cpu" not in annotations
 

@@ -95,10 +95,8 @@ def test_expired_statistics_are_replaced_by_known_values() -> None:
 
 
 def test_a_node_that_was_never_measured_has_its_allocation_with_the_time() -> None:
-    assert node_patches.patch_without_usage({}, {"free-cpu": "2"}, NOW, MAX_AGE_S) == {
-        "free-cpu": "2",
-        **at(0),
-    }
+    actual = node_patches.patch_without_usage({}, {"free-cpu": "2"}, NOW, MAX_AGE_S)
+    assert actual == {"free-cpu": "2", **at(0)}
 
 
 @pytest.mark.parametrize(("stands", "is_timed"), [({}, True), ({"mean-free-cpu": "1000"}, False)])

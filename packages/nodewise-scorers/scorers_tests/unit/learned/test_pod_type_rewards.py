@@ -147,10 +147,8 @@ class TestStoredForm:
         history.update(pod("a", "n1", phase="Failed"))
         theirs = stored_rewards({"d/E": {"n2": [0.5, 9, 4.5, START]}, "d/D": {"n1": [0.81, 2, 2, START]}})
         text = store(history, theirs)
-        assert msgspec.json.decode(text)["types"] == {
-            "d/D": {"n1": [0.81, 2, 2.0, int(START)]},
-            "d/E": {"n2": [0.5, 9, 4.5, int(START)]},
-        }
+        actual = msgspec.json.decode(text)["types"]
+        assert actual == {"d/D": {"n1": [0.81, 2, 2.0, int(START)]}, "d/E": {"n2": [0.5, 9, 4.5, int(START)]}}
         assert history.state.keep(text) is None
 
     def test_unreadable_rewards_are_overwritten_after_a_change(self) -> None:

@@ -264,12 +264,8 @@ def invoke(*arguments: str) -> str:
 def test_the_command_compares_placements(folder) -> None:
     arguments = ("planetlab", "--traces", folder, "--day", "20110306", "--placement", "default,load")
     document = json.loads(invoke(*arguments, "--runs", "2", "-o", "json"))
-    assert [(run["placement"], run["seed"]) for run in document["runs"]] == [
-        ("default", 1),
-        ("default", 2),
-        ("load", 1),
-        ("load", 2),
-    ]
+    expected = [("default", 1), ("default", 2), ("load", 1), ("load", 2)]
+    assert [(run["placement"], run["seed"]) for run in document["runs"]] == expected
     assert (document["request_ratio"], document["distinct_images"]) == (0.2, False)
     assert document["mean"]["default"]["load_ratio"] <= document["mean"]["default"]["load_ratio_bound"] < 1
     table = invoke(*arguments).splitlines()
@@ -297,10 +293,8 @@ def test_all_days_are_the_default_and_csv_has_the_runs(folder, tmp_path) -> None
         (tmp_path / name).symlink_to(f"{folder}/{name}")
     lines = invoke("planetlab", "--traces", str(days), "--placement", "random", "-o", "csv").splitlines()
     assert lines[0].startswith("placement,day,seed,overloaded_pct,")
-    assert [line.split(",")[:3] for line in lines[1:]] == [
-        ["random", "20110303", "1"],
-        ["random", "20110306", "1"],
-    ]
+    expected = [["random", "20110303", "1"], ["random", "20110306", "1"]]
+    assert [line.split(",")[:3] for line in lines[1:]] == expected
 
 
 @pytest.mark.parametrize(

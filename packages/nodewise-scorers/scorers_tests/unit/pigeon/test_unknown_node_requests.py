@@ -202,10 +202,8 @@ def test_nodes_that_do_not_change_are_not_laid_out_again() -> None:
     assert cluster.snapshot.agent_states["pigeon"] is first, "other objects that say the same"
     cluster.set_nodes({**node_objects, "n2": nodes("n2(4,8Gi;0,0)")["n2"]})
     assert cluster.snapshot.agent_states["pigeon"] is not first
-    assert (
-        cluster.score().scores
-        == PigeonCluster("n1(4,8Gi;1000,2Gi) n2(4,8Gi;0,0) n3(4,8Gi;3000,6Gi)").score().scores
-    )
+    actual = cluster.score().scores
+    assert actual == PigeonCluster("n1(4,8Gi;1000,2Gi) n2(4,8Gi;0,0) n3(4,8Gi;3000,6Gi)").score().scores
 
 
 def test_storage_has_the_same_unit_in_requests_and_capacity() -> None:

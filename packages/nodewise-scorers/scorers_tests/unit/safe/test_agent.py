@@ -181,10 +181,8 @@ class TestPreempting:
         pod_with_request = pod(uid="u", cpu="1")
         victims = {"a": frozenset({"u"}), "b": frozenset({"other"})}
         assert call.accepts(pod_with_request) == [False, False]
-        assert call.agent.preempt(pod_with_request, call.names, call.snapshot, victims).codes.tolist() == [
-            0,
-            1,
-        ]
+        actual = call.agent.preempt(pod_with_request, call.names, call.snapshot, victims).codes.tolist()
+        assert actual == [0, 1]
 
     def test_a_pod_without_a_uid_is_no_victim(self):
         call = AgentCall(loaded(0.8, 0.0))
@@ -290,10 +288,6 @@ def test_the_agent_is_concerned_if_a_node_has_statistics():
 def test_metrics_are_requested_only_as_the_source_of_statistics():
     state = KIND.state(SafeOptions(statistics="metrics"), 5.0)
     assert state.inputs.metrics
-    assert {metric_request.metric for metric_request in state.metric_requests({})} == {
-        "cpu_used_mean",
-        "cpu_used_deviation",
-        "memory_used_mean",
-        "memory_used_deviation",
-    }
+    expected = {"cpu_used_mean", "cpu_used_deviation", "memory_used_mean", "memory_used_deviation"}
+    assert {metric_request.metric for metric_request in state.metric_requests({})} == expected
     assert KIND.state(SafeOptions(), 5.0).metric_requests({}) == frozenset()

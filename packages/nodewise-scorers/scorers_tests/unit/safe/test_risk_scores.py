@@ -88,11 +88,8 @@ class TestAgainstTheRisk:
 class TestScores:
     def test_the_percentile_moves_them(self) -> None:
         assert [int(RiskScorer(0.9, percentile).scores(0.85, 0.1)) for percentile in (0.5, 0.38)] == [1, 0]
-        assert [bool(RiskScorer(0.9, percentile).rejects(0.85, 0.1)) for percentile in (0.5, 0.38, 0.3)] == [
-            False,
-            False,
-            True,
-        ]
+        actual = [bool(RiskScorer(0.9, percentile).rejects(0.85, 0.1)) for percentile in (0.5, 0.38, 0.3)]
+        assert actual == [False, False, True]
 
     def test_without_any_accepted_risk_no_risk_is_best(self) -> None:
         none = RiskScorer(0.9, 0)
@@ -104,23 +101,15 @@ class TestScores:
 
     def test_missing_statistics_have_no_score_and_are_not_rejected(self) -> None:
         tail = RiskScorer(0.9, 0.3)
-        assert tail.scores([math.nan, 0.95, math.nan, 0.3], [0.1, math.nan, 0, 0]).tolist() == [
-            -1,
-            -1,
-            -1,
-            10,
-        ]
+        expected = [-1, -1, -1, 10]
+        assert tail.scores([math.nan, 0.95, math.nan, 0.3], [0.1, math.nan, 0, 0]).tolist() == expected
         assert tail.rejects([math.nan, 0.95, math.nan, 0.95], [0.1, math.nan, 0, 0]).tolist() == [
             False
         ] * 3 + [True]
 
     def test_means_and_deviations_out_of_range(self) -> None:
-        assert RiskScorer(0.9, 0.3).scores([-0.5, 1.5, 0.5, math.inf], [0.1, 0.1, -1, 0.1]).tolist() == [
-            10,
-            0,
-            10,
-            0,
-        ]
+        actual = RiskScorer(0.9, 0.3).scores([-0.5, 1.5, 0.5, math.inf], [0.1, 0.1, -1, 0.1]).tolist()
+        assert actual == [10, 0, 10, 0]
 
     def test_shapes(self) -> None:
         tail = RiskScorer(0.9, 0.3)

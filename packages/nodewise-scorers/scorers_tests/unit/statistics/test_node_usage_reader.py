@@ -182,17 +182,13 @@ def test_nothing_is_asked_where_annotations_count():
 def test_one_window_for_cpu_and_memory():
     requests = node_usage_reader.metric_requests(StatisticsOptions(statistics_window_s=600.0))
     assert requests.cpu_mean.query == f"avg_over_time(({node_usage_reader.cpu_usage_query(120.0)})[600s:30s])"
-    assert (
-        requests.cpu_deviation.query
-        == f"stddev_over_time(({node_usage_reader.cpu_usage_query(120.0)})[600s:30s])"
-    )
+    actual = requests.cpu_deviation.query
+    assert actual == f"stddev_over_time(({node_usage_reader.cpu_usage_query(120.0)})[600s:30s])"
     assert (
         requests.memory_mean.query == f"avg_over_time(({node_usage_reader.memory_usage_query()})[600s:30s])"
     )
-    assert (
-        requests.memory_deviation.query
-        == f"stddev_over_time(({node_usage_reader.memory_usage_query()})[600s:30s])"
-    )
+    actual = requests.memory_deviation.query
+    assert actual == f"stddev_over_time(({node_usage_reader.memory_usage_query()})[600s:30s])"
     assert {metric_request.max_age_s for metric_request in requests} == {3600.0}
 
 
