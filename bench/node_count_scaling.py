@@ -75,7 +75,9 @@ def _at(context: benchmark_servers.BenchContext, count: int) -> Row:
         bodies = requests_with_node_names.write(
             context.folder / f"growth-{prefix}{count}", generated_cluster_objects.requests(candidates, PODS)
         )
-        loads[prefix] = HttpLoad("", bodies, requests // 5, requests)
+        # a whole period, because requests take longer while metrics are refreshed
+        seconds = min(PERIOD_S, context.scale.seconds)
+        loads[prefix] = HttpLoad("", bodies, requests // 5, requests, seconds)
     series = {f"{verb}_ms": (loads[""], verb) for verb in (FILTER, PRIORITIZE)}
     series["sampled_filter_ms"] = (loads["sampled_"], FILTER)
     pods = f"--pods={PODS_PER_NODE * count}"
