@@ -128,9 +128,5 @@ def wire_controller(config: ServerConfig, tools: ClockAndMetrics) -> WiredServer
     routes = [*admin_routes(readiness.waiting_for, tools.registry), *map(restrict_to_loopback, private)]
     app = Application(routes, tools.registry, max_body_bytes=2**16)
     admin = admin_server(app, config.settings[AdminOptions], tools.registry)
-    upkeep = [
-        server_components.create_event_loop_lag_task(tools),
-        server_components.create_heap_trim_task(tools.clock),
-    ]
-    tasks = [*snapshots.tasks(), *upkeep, *leader.tasks]
+    tasks = [*snapshots.tasks(), server_components.create_event_loop_lag_task(tools), *leader.tasks]
     return WiredServer([admin], tasks, [*leader.closing, *snapshots.closing()], readiness)

@@ -513,23 +513,3 @@ def return_freed_blocks(block_bytes: int = _SMALL_BYTES, free_bytes: int = _SMAL
     if mallopt is not None:
         mallopt(_MMAP_THRESHOLD, block_bytes)
         mallopt(_TRIM_THRESHOLD, free_bytes)
-
-
-_TRIM_PERIOD_S: Final = 30.0
-
-
-def create_heap_trim_task(clock: Clock) -> Task:
-    """Return free pages within the heap to the operating system, as far as the C library is glibc.
-
-    Lists and responses leave free blocks between smaller objects, 3 MiB with 5,000 nodes, which malloc keeps without
-    this. It takes 0.4 ms; an extender would clear the pages again in a request.
-    """
-
-    async def trim_heap() -> None:
-        trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
-        while True:
-            await clock.sleep(_TRIM_PERIOD_S)
-            if trim is not None:
-                trim(0)
-
-    return trim_heap

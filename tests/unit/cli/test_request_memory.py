@@ -36,29 +36,3 @@ def test_the_extender_keeps_the_memory_of_one_request_for_the_next(nodes: int) -
 
 def test_the_controller_returns_the_memory_of_each_request() -> None:
     assert page_faults_per_request("server_components.return_freed_blocks()", 5000) > 100
-
-
-TRIMMING = """
-import asyncio
-from pathlib import Path
-from nodewise.base.clock import ManualClock
-from nodewise.cli import server_components
-def resident_mib():
-    return int(Path("/proc/self/statm").read_text().split()[1]) // 256
-server_components.return_freed_blocks()
-blocks = [b"x" * (50_000 + number) for number in range(2000)]
-kept = blocks[::10]
-del blocks
-before = resident_mib()
-async def trim():
-    task = asyncio.create_task(server_components.create_heap_trim_task(ManualClock())())
-    await asyncio.sleep(0.1)
-    task.cancel()
-asyncio.run(trim())
-print(before - resident_mib())
-"""
-
-
-def test_controller_returns_free_blocks_between_others() -> None:
-    ended = subprocess.run([sys.executable, "-c", TRIMMING], capture_output=True, text=True, check=True)
-    assert int(ended.stdout) > 20
