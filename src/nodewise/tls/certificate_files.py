@@ -20,8 +20,8 @@ from nodewise.observe.metrics_registry import MetricsRegistry
 
 if TYPE_CHECKING:
     from cryptography import x509
-# memory: cryptography takes 10 MiB and is imported where a certificate is decoded. A controller in a pod decodes none:
-# its only certificates are those of the cluster's authorities (`read_authorities`)
+# memory: cryptography takes 10 MiB and is imported where a certificate is decoded. A controller in a pod usually
+# decodes none: those of the cluster's authorities are read by `read_authorities`
 
 CERTIFICATE_FILES: Final = "certificate files"
 
@@ -147,10 +147,15 @@ def _read_periods_with_openssl(pem: bytes) -> tuple[ValidityPeriod, ...]:
     """The validity of each certificate; empty if OpenSSL does not tell all of them."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     try:
-        context.load_verify_locations(cadata=pem.decode("ascii"))
+        text = pem.decode("ascii")
+        context.load_verify_locations(cadata=text)
+        certificates = context.get_ca_certs()
+        # OpenSSL queues an error for a certificate with invalid extensions, with which the next use of TLS would fail.
+        # Reading PEM again clears the queue.
+        context.load_verify_locations(cadata=text)
         periods = tuple(
             ValidityPeriod(*(ssl.cert_time_to_seconds(str(each[key])) for key in ("notBefore", "notAfter")))
-            for each in context.get_ca_certs()
+            for each in certificates
         )
     except (ValueError, ssl.SSLError):
         return ()

@@ -39,7 +39,7 @@ def test_number_of_imported_modules(command: str, agent: tuple[str, ...], limit:
     "library", ["aiohttp", "cryptography", "grpc", "numpy.random", "opentelemetry", "rich"]
 )
 def test_controller_does_not_load_library(library: str) -> None:
-    """Each takes 2 to 10 MiB of memory. A kubeconfig with a client certificate loads cryptography."""
+    """Each takes 2 to 10 MiB of memory. Client certificates and `--prometheus-ca` load cryptography."""
     assert library not in _imported_modules("controller", *_AGENT_OF_CONTROLLER)
 
 

@@ -1,6 +1,7 @@
 """Certificates in files that change, with a clock that the test advances."""
 
 import datetime as dt
+import ssl
 
 import pytest
 import trustme
@@ -206,6 +207,12 @@ def authority(ends_days):
     return leaf.cert_chain_pems[0].bytes()
 
 
+def with_der(pem: bytes, before: str, after: str) -> bytes:
+    """The certificate with another part of its DER."""
+    der = ssl.PEM_cert_to_DER_cert(pem.decode())
+    return ssl.DER_cert_to_PEM_cert(der.replace(bytes.fromhex(before), bytes.fromhex(after))).encode()
+
+
 READERS = [certificate_files.read_trusted_certificates, certificate_files.read_authorities]
 
 
@@ -242,6 +249,10 @@ def test_a_bundle_that_ends_in_the_middle_of_a_certificate_is_not_used(tmp_path,
         pytest.param(lambda *_: b"", id="empty"),
         pytest.param(lambda *_: b"\xff\x00", id="binary"),
         pytest.param(lambda first, *_: first.replace(b"M", b"N", 9), id="not DER"),
+        pytest.param(
+            lambda first, second, _: first + with_der(second, "551d130101ff040830", "551d130101ff040831"),
+            id="invalid extension",
+        ),
     ],
 )
 def test_both_readers_of_authorities_agree(tmp_path, write):
