@@ -116,12 +116,15 @@ def client_certificate_expiry_hint(kubeconfig_context: KubeconfigContext, now_s:
     """The remedy if the client certificate has expired; empty if it has not."""
     try:
         pair = _read_client_key_pair(kubeconfig_context.user, "")
-        from cryptography import x509  # start-up time: kubeconfigs with tokens have no certificate
-
-        ends = x509.load_pem_x509_certificate(pair[0]).not_valid_after_utc.timestamp() if pair else now_s
-    except (BadSettings, ValueError):
+    except BadSettings:
         return ""
-    if ends >= now_s:
+    if pair is None:
+        return ""
+    # start-up time: kubeconfigs with tokens have no certificate
+    from nodewise.tls.x509_certificates import load_certificates
+
+    certificates = load_certificates(pair[0])
+    if not certificates or (ends := certificates[0].not_valid_after_utc.timestamp()) >= now_s:
         return ""
     return (
         f"the client certificate of {kubeconfig_context.source} expired at {format_rfc3339(ends)}: {_REMEDY}"

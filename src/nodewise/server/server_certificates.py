@@ -20,6 +20,7 @@ from nodewise.server.options import ServeOptions
 from nodewise.server.server_tls_context import PROTOCOL, ServerContext
 from nodewise.tls import certificate_files
 from nodewise.tls.certificate_files import CertificateBundle, ReloadableFiles, X509KeyPair
+from nodewise.tls.x509_certificates import UNREADABLE_CERTIFICATE
 
 _CIPHERS: Final = "ECDHE-ECDSA-AES256-GCM-SHA384:ECDHE-RSA-AES256-GCM-SHA384"  # of TLS 1.2; 1.3 has its own
 _NOT_SIGNED: Final = (
@@ -61,10 +62,9 @@ def admits(authorities: Sequence[x509.Certificate], chain: Sequence[bytes], now_
     `chain` is what the client sent, DER, its own certificate first. OpenSSL verified signatures and purpose in the
     handshake; only the trusted authorities have changed since, so issuers and dates are checked again.
     """
-    try:
-        leaf, *others = map(x509.load_der_x509_certificate, chain)
-    except ValueError:
+    if not (certificates := _load_certificates(chain)):
         return False
+    leaf, *others = certificates
     # All issuers are followed: an authority that two roots have signed has two certificates with the same name and key.
     reached, between = [leaf], others
     for _ in range(_LONGEST):
@@ -74,6 +74,14 @@ def admits(authorities: Sequence[x509.Certificate], chain: Sequence[bytes], now_
         reached = [issuer for certificate in valid for issuer in _issuers(certificate, between, now_s)]
         between = [certificate for certificate in between if certificate not in reached]
     return False
+
+
+def _load_certificates(chain: Sequence[bytes]) -> list[x509.Certificate]:
+    """The decoded certificates; none if one of them cannot be read."""
+    try:
+        return [*map(x509.load_der_x509_certificate, chain)]
+    except UNREADABLE_CERTIFICATE:
+        return []
 
 
 def _issuers(
@@ -103,7 +111,7 @@ def _end_s(der: bytes) -> float:
     """The end of a certificate in seconds since 1970; infinite if it cannot be read."""
     try:
         return x509.load_der_x509_certificate(der).not_valid_after_utc.timestamp()
-    except ValueError:
+    except UNREADABLE_CERTIFICATE:
         return float("inf")
 
 
@@ -173,8 +181,7 @@ class ServerCertificates:
         ):
             return True
         now_s, authorities = self._clock.now(), self._bundle.value.authorities()
-        if verified:
-            certificates = [x509.load_der_x509_certificate(certificate) for certificate in verified]
+        if certificates := _load_certificates(verified):
             is_valid = all(_is_valid(certificate, now_s) for certificate in certificates)
             if is_valid and certificates[-1] in authorities:
                 return True

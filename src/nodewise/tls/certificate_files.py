@@ -211,7 +211,10 @@ def _content_or_problem(
 def _decode_certificates(pem: bytes) -> "tuple[x509.Certificate, ...]":
     from cryptography import x509
 
-    return tuple(x509.load_pem_x509_certificates(pem))
+    try:
+        return tuple(x509.load_pem_x509_certificates(pem))
+    except x509.InvalidVersion as error:
+        raise ValueError(str(error)) from error
 
 
 def _parse_certificates(

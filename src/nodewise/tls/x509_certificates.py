@@ -17,6 +17,8 @@ from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 SKEW: Final = timedelta(hours=1)
 """Certificates are valid from this long before they are issued, because clocks of machines differ."""
+UNREADABLE_CERTIFICATE: Final = (ValueError, x509.InvalidVersion)
+"""Errors of cryptography for certificates that cannot be decoded. OpenSSL accepts unknown versions."""
 _LONGEST_NAME: Final = 64  # of a common name, RFC 5280
 _LABEL: Final = re.compile(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?")
 
@@ -191,7 +193,7 @@ def load_certificate_with_key(cert: bytes, key: bytes) -> tuple[x509.Certificate
     try:
         leaf = x509.load_pem_x509_certificate(cert)
         own = serialization.load_pem_private_key(key, None).public_key()
-    except (ValueError, TypeError, UnsupportedAlgorithm):
+    except (*UNREADABLE_CERTIFICATE, TypeError, UnsupportedAlgorithm):
         return None, "cannot be read"
     if public_key_as_der(own) != public_key_as_der(leaf.public_key()):
         return None, "does not match its key"
@@ -229,7 +231,7 @@ def load_certificates(pem: bytes) -> list[x509.Certificate]:
     """The certificates of PEM data; none if it cannot be parsed."""
     try:
         return x509.load_pem_x509_certificates(pem)
-    except ValueError:
+    except UNREADABLE_CERTIFICATE:
         return []
 
 

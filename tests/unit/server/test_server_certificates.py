@@ -461,6 +461,32 @@ async def test_after_a_swap_of_the_client_ca_only_the_new_one_is_let_in(tls_file
     assert count_ended(metrics_registry, "client_ca_changed") == 1
 
 
+async def test_swap_of_the_client_ca_closes_connections_beside_one_with_an_unknown_version_in_its_chain(
+    tls_files, tmp_path, metrics_registry
+):
+    """OpenSSL ignores a certificate of the chain that it does not need, cryptography cannot decode it."""
+    other = der(trustme.CA().cert_pem.bytes())
+    version_100 = other.replace(bytes.fromhex("a003020102"), bytes.fromhex("a003020163"))
+    pair = tmp_path / "pair.pem"
+    pair.write_bytes(
+        tls_files.client.private_key_and_cert_chain_pem.bytes()
+        + ssl.DER_cert_to_PEM_cert(version_100).encode()
+    )
+    hostile = tls_files.trusting()
+    hostile.load_cert_chain(pair)
+    async with (
+        run_server(tls_files.options(), metrics_registry=metrics_registry) as server,
+        open_client(server, hostile) as first,
+        open_client(server, tls_files.context()) as second,
+    ):
+        for client in (first, second):
+            assert (await client.ask("/echo")).status == 200
+        tls_files.write_client_ca(trustme.CA())
+        for client in (first, second):
+            assert await asyncio.wait_for(client.rest(), 5.0) == b""
+    assert count_ended(metrics_registry, "client_ca_changed") == 2
+
+
 async def test_added_ca_closes_no_connection(tls_files, metrics_registry):
     fresh = trustme.CA()
     async with (

@@ -270,6 +270,14 @@ def test_both_readers_of_authorities_agree(tmp_path, write):
     assert results[0] == results[1]
 
 
+def test_certificate_of_an_unknown_version_cannot_be_read(tmp_path):
+    bundle = tmp_path / "ca.crt"
+    bundle.write_bytes(with_der(trustme.CA().cert_pem.bytes(), "a003020102", "a003020163"))
+    paths = {"client_ca": str(bundle)}
+    with pytest.raises(BadSettings, match="holds no certificate that can be read"):
+        certificate_files.read_trusted_certificates(paths, certificate_files.read_contents(paths))
+
+
 def test_all_that_is_wrong_at_the_start_is_said_together(tmp_path):
     cert = tmp_path / "tls.crt"
     cert.write_text("text")

@@ -12,10 +12,16 @@ from cryptography.hazmat.primitives.serialization import Encoding
 from cryptography.x509.oid import NameOID
 
 from nodewise.server.client_authorizer import parse_client_certificate
-from nodewise.tls.x509_certificates import certificate_names, is_ca, is_issued_by, public_key_as_der
+from nodewise.tls.x509_certificates import (
+    UNREADABLE_CERTIFICATE,
+    certificate_names,
+    is_ca,
+    is_issued_by,
+    public_key_as_der,
+)
 
 _MAX_CERTIFICATES: Final = 50
-_ERRORS: Final = (ValueError, TypeError, UnsupportedAlgorithm)
+_ERRORS: Final = (*UNREADABLE_CERTIFICATE, TypeError, UnsupportedAlgorithm)
 
 
 class ParsedCertificate(NamedTuple):

@@ -14,7 +14,12 @@ from cryptography import x509
 from cryptography.hazmat.primitives import serialization
 
 import nodewise
-from nodewise.tls.x509_certificates import CertificateIssuer, is_issued_by
+from nodewise.tls.x509_certificates import (
+    UNREADABLE_CERTIFICATE,
+    CertificateIssuer,
+    is_issued_by,
+    load_certificates,
+)
 from nodewise_cpu import cmk_names
 from nodewise_cpu.webhook import pod_mutation
 from nodewise_cpu.webhook.pod_mutation import PATH
@@ -66,7 +71,7 @@ def is_certificate_valid_for_service(cert: bytes, authorities: bytes, namespace:
     try:
         leaf, trusted = x509.load_pem_x509_certificate(cert), x509.load_pem_x509_certificates(authorities)
         alternative = leaf.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
-    except (ValueError, x509.ExtensionNotFound):
+    except (*UNREADABLE_CERTIFICATE, x509.ExtensionNotFound):
         return False
     has_names = set(service_dns_names(namespace)) <= set(alternative.get_values_for_type(x509.DNSName))
     lasts = leaf.not_valid_before_utc <= now and now + _RENEW_BEFORE <= leaf.not_valid_after_utc
@@ -75,11 +80,7 @@ def is_certificate_valid_for_service(cert: bytes, authorities: bytes, namespace:
 
 def ca_bundle_of_both_certificates(new: WebhookCertificate, before: bytes, now: datetime) -> bytes:
     """The CA bundle while pods still serve the previous certificate: the authorities of both, in PEM."""
-    try:
-        previous = x509.load_pem_x509_certificates(before)
-    except ValueError:
-        previous = []
-    pem = serialization.Encoding.PEM
+    pem, previous = serialization.Encoding.PEM, load_certificates(before)
     kept = [authority.public_bytes(pem) for authority in previous if authority.not_valid_after_utc > now]
     return new.authorities + b"".join(authority for authority in kept[:1] if authority != new.authorities)
 
