@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from nodewise.agents.gpu import agent, gpu_arrays
 from nodewise.agents.gpu.agent import EmptyNodeFits, SubdeviceRequest
 from nodewise.agents.gpu.extended_resource_amounts import Amounts
-from nodewise.agents.gpu.fit import FitCache, FitResult, fit
+from nodewise.agents.gpu.fit import FitResult, fit
 from nodewise.agents.gpu.fragmentation import NO_WORKLOAD
 from nodewise.agents.gpu.gpu_node_labels import Link
 from nodewise.agents.gpu.gpu_selection import Balanced, FirstFit, GpuOrder
@@ -241,33 +241,6 @@ def test_a_layout_changed_row_by_row_is_one_built_anew(
         assert changed.gpus(at) == gpus.names
         assert placement_on(partial, at, gpus) == placement_on(other, at, gpus)
         assert partial.shortfalls.at(at) == other.shortfalls.at(at)
-
-
-@given(
-    CLUSTERS, st.lists(nodes(), max_size=6), st.lists(demands(), min_size=1, max_size=2), ORDERS, st.data()
-)
-def test_fits_that_are_kept_equal_new_ones(
-    cluster: list[Given],
-    others: list[Given],
-    demands_of_pods: list[Demand],
-    balanced: str,
-    data: st.DataObject,
-) -> None:
-    cache, order, layout = FitCache(), order_of(balanced), layout_of(cluster, SUBDEVICES)
-    row = st.integers(0, len(cluster) - 1)
-    for gpus, usage in [cluster[0], *others]:
-        layout = gpu_arrays.replace_node_in_layout(layout, data.draw(row), gpus, usage)
-        rows = np.array(data.draw(st.lists(row, max_size=2 * len(cluster))), np.intp)
-        demand = data.draw(st.sampled_from(demands_of_pods))
-        kept, new = cache.fit(layout, rows, demand, order), fit(layout, rows, demand, order)
-        assert kept.preferred.tolist() == new.preferred.tolist()
-        for at in range(len(rows)):
-            assert (kept.gpus(at), kept.subdevices(at)) == (new.gpus(at), new.subdevices(at))
-            assert kept.shortfalls.at(at) == new.shortfalls.at(at)
-            reasons = [
-                fitted.reasons[fitted.codes[at] - 1] if fitted.codes[at] else None for fitted in (kept, new)
-            ]
-            assert reasons[0] == reasons[1]
 
 
 @given(CLUSTERS, st.data(), st.lists(demands(), min_size=1, max_size=2), ORDERS)

@@ -50,7 +50,7 @@ from nodewise.agents.gpu.allocation_record import NO_RECORD, ContainerRequest, R
 from nodewise.agents.gpu.device_layout import DEVICE
 from nodewise.agents.gpu.device_placement import DeviceDemand, DevicePredictions, DeviceScores
 from nodewise.agents.gpu.dra_nodes import DraDetails
-from nodewise.agents.gpu.fit import FitCache, FitResult, build_details, fit
+from nodewise.agents.gpu.fit import FitResult, build_details, fit
 from nodewise.agents.gpu.gpu_arrays import ABSENT, GpuLayout, GpuUsage, Mask
 from nodewise.agents.gpu.gpu_node_labels import MOST_SUBDEVICES
 from nodewise.agents.gpu.gpu_pod_fields import GPU_NUMBERS, GPUS, SUBDEVICES, AllocatedPod, GpuPod, cpu_milli
@@ -176,7 +176,6 @@ class GpuAgent(
         self._options = options
         self._profile = profile
         self._placement_inputs = _build_placement_inputs(options, profile)
-        self._fits = FitCache()
         self._empty_node_fits = EmptyNodeFits()
         self._predictions = DevicePredictions()
         self._is_serving = False
@@ -215,8 +214,7 @@ class GpuAgent(
         rows = agent_state.layout.rows[candidates.numbers]
         inputs = self._placement_inputs_of(agent_state)
         order = placements.cheapest_gpu_order(inputs, demand)
-        fitted = self._fits.fit(agent_state.layout, rows, demand, order)
-        verdict = _verdict_of_fit(fitted, agent_state.layout, rows, demand, order)
+        verdict, fitted = _fit_demand_to_candidates(agent_state.layout, rows, demand, order)
         verdict = self._empty_node_fits.mark_unresolvable(verdict, agent_state.layout, rows, demand, inputs)
         verdict = _reject_unknown_nodes(verdict, candidates)
         verdict = self._explain_nodes_without_gpus(verdict, candidates, agent_state, demand)
@@ -348,8 +346,7 @@ class GpuAgent(
         numbers = np.arange(len(left) + 1)
         layout = gpu_arrays.build_layout(left, numbers, self._profile.subdevices)
         order = placements.cheapest_gpu_order(self._placement_inputs, demand)
-        fitted = fit(layout, numbers[:-1], demand, order)
-        verdict = _verdict_of_fit(fitted, layout, numbers[:-1], demand, order)
+        verdict, _ = _fit_demand_to_candidates(layout, numbers[:-1], demand, order)
         return self._explain_nodes_without_gpus(
             _reject_unknown_nodes(verdict, candidates), candidates, agent_state, demand
         )
@@ -499,12 +496,13 @@ def _build_placement_inputs(options: GpuOptions, profile: ResourceProfile) -> Pl
     return PlacementInputs(options.placement, profile.counts, options.balanced_by(profile), workload)
 
 
-def _verdict_of_fit(
-    fitted: FitResult, layout: GpuLayout, rows: NDArray[np.intp], demand: Demand, order: GpuOrder
-) -> Verdict:
+def _fit_demand_to_candidates(
+    layout: GpuLayout, rows: NDArray[np.intp], demand: Demand, order: GpuOrder
+) -> tuple[Verdict, FitResult]:
+    fitted = fit(layout, rows, demand, order)
     names_gpus = not isinstance(order, placements.AnyGpu)
     fit_detail = build_details(layout, rows, demand, fitted, names_gpus=names_gpus)
-    return Verdict(fitted.codes, fitted.reasons, details=fit_detail)
+    return Verdict(fitted.codes, fitted.reasons, details=fit_detail), fitted
 
 
 def _refusal_with_older_text(reason: Reason) -> Refusal:

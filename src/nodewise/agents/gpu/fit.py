@@ -10,27 +10,20 @@ decisions are stored for a long time and would keep the layout in memory. Texts 
 """
 
 from collections import Counter
-from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
-from typing import Any, Final, NamedTuple, TypeVar
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from nodewise.agent import Reason
-from nodewise.agents.gpu import (
-    allocation_record,
-    gpu_arrays,
-    gpu_rejection_reasons,
-    gpu_selection,
-    pod_gpu_requests,
-)
+from nodewise.agents.gpu import allocation_record, gpu_rejection_reasons, gpu_selection, pod_gpu_requests
 from nodewise.agents.gpu.allocation_record import ContainerRequest
 from nodewise.agents.gpu.gpu_arrays import BROKEN, GROUPED, MAX_AMOUNT, CandidateGpus, Codes, GpuLayout, Mask
 from nodewise.agents.gpu.gpu_rejection_reasons import InvalidDemand, RejectionKind, Shortfall
 from nodewise.agents.gpu.gpu_selection import GpuChoice, GpuOrder, NumaGroup
 from nodewise.agents.gpu.pod_gpu_requests import ContainerDemand, Demand, InitContainerDemand
 
-_ScalarT = TypeVar("_ScalarT", bound=np.generic)
 _NEVER: Final = np.iinfo(np.int16).max
 """More than any container can lack."""
 
@@ -62,28 +55,6 @@ class Shortfalls(NamedTuple):
         return Shortfalls(
             self.names, self.resources, gpus, lacking, self.free[candidates], self.wanted[candidates]
         )
-
-    def replace_columns(self, columns: NDArray[np.intp], other: "Shortfalls") -> "Shortfalls":
-        """These shortfalls with others for some candidates, of a later layout, whose names begin with these."""
-        resources = (*self.resources, *(name for name in other.resources if name not in self.resources))
-        # the last one is for the index -1
-        codes = np.array([*map(resources.index, other.resources), -1], np.int16)
-        return Shortfalls(
-            other.names,
-            resources,
-            _replace_values(self.gpus, columns, other.gpus),
-            _replace_values(self.lacking, columns, codes[other.lacking]),
-            _replace_values(self.free, columns, other.free),
-            _replace_values(self.wanted, columns, other.wanted),
-        )
-
-
-def _replace_values(
-    values: NDArray[_ScalarT], at: NDArray[np.intp], others: NDArray[_ScalarT]
-) -> NDArray[_ScalarT]:
-    replaced = values.copy()
-    replaced[at] = others
-    return replaced
 
 
 class Rejections:
@@ -225,20 +196,6 @@ class FitResult:
             ),
         )
 
-    def replace_columns(self, columns: NDArray[np.intp], other: "FitResult") -> "FitResult":
-        """The result with another one for some candidates, of the same demand and a later layout."""
-        reasons = (*self.reasons, *(reason for reason in other.reasons if reason not in self.reasons))
-        new_codes = np.array([0, *(reasons.index(reason) + 1 for reason in other.reasons)], np.int16)
-        codes = _replace_values(self.codes, columns, new_codes[other.codes])
-        preferred = _replace_values(self.preferred, columns, other.preferred)
-        # gathered now: a later gathering would keep all earlier results
-        containers = tuple(
-            own.replace_columns(columns, choice)
-            for own, choice in zip(self.containers, other.containers, strict=True)
-        )
-        shortfalls = self.shortfalls.replace_columns(columns, other.shortfalls)
-        return FitResult(codes, reasons, preferred, lambda: (containers, shortfalls))
-
     def gpus(self, candidate: int) -> tuple[tuple[int, ...], ...]:
         """The positions of the GPUs of each container on a candidate; empty tuples if it does not fit."""
         return tuple(_candidate_column(choice.gpus, candidate) for choice in self.containers)
@@ -257,38 +214,6 @@ def fit(layout: GpuLayout, rows: NDArray[np.intp], demand: Demand, order: GpuOrd
         return _fit_containers(CandidateGpus(layout, rows), demand, order)
     # Nodes are independent. For most of them it is faster to fit all, because no columns are gathered.
     return _fit_containers(CandidateGpus(layout), demand, order).some(rows)
-
-
-_MOST_KEPT: Final = 8
-"""Kept fits; tenants choose how many demands there are. Each may keep an earlier layout."""
-
-
-class FitCache:
-    """The fits of the last demands to all nodes, because pods of one workload have equal demands.
-
-    Nodes are independent, and a bind changes one node: only the nodes that changed since are fitted again.
-    """
-
-    def __init__(self) -> None:
-        self._kept: dict[Hashable, tuple[GpuLayout, FitResult]] = {}
-        """By demand and order, the oldest use first."""
-
-    def fit(self, layout: GpuLayout, rows: NDArray[np.intp], demand: Demand, order: GpuOrder) -> FitResult:
-        """As the function `fit`."""
-        key = demand, order.cache_key
-        before, fitted = self._kept.pop(key, (None, None))
-        if order.cache_key is None or (fitted is None and len(rows) <= layout.size // 2):
-            return fit(layout, rows, demand, order)
-        changed = None if before is None else gpu_arrays.changed_columns(before, layout)
-        if fitted is None or changed is None or 2 * len(changed) > layout.size:
-            fitted = _fit_containers(CandidateGpus(layout), demand, order)
-        elif len(changed):
-            new = _fit_containers(CandidateGpus(layout, changed), demand, order)
-            fitted = fitted.replace_columns(changed, new)
-        self._kept[key] = layout, fitted
-        if len(self._kept) > _MOST_KEPT:
-            del self._kept[next(iter(self._kept))]
-        return fitted.some(rows)
 
 
 def _container_order(demand: Demand) -> list[tuple[tuple[int, ...], ContainerDemand]]:

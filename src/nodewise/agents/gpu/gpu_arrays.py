@@ -315,33 +315,6 @@ def replace_node_in_layout(layout: GpuLayout, row: int, gpus: NodeGpus, usage: G
     )
 
 
-def changed_columns(before: GpuLayout, after: GpuLayout) -> NDArray[np.intp] | None:
-    """The columns that differ, in ascending order; None if they cannot be compared: other shapes, or other codes.
-
-    A layout shares the arrays that did not change with the one before, so that few are compared.
-    """
-    if before is after:
-        return np.empty(0, np.intp)
-    is_comparable = (
-        before.names == after.names[: len(before.names)]
-        and before.models == after.models[: len(before.models)]
-        and [*before.free] == [*after.free]
-        and before.name_codes.shape == after.name_codes.shape
-    )
-    if not is_comparable:
-        return None
-    pairs = [(getattr(before, name), getattr(after, name)) for name in _ARRAYS]
-    pairs += zip(before.capacity.values(), after.capacity.values(), strict=True)
-    pairs += zip(before.free.values(), after.free.values(), strict=True)
-    is_changed = np.zeros(after.size + 1, bool)
-    for old, new in pairs:
-        if old is not new:
-            if old.shape != new.shape:
-                return None
-            is_changed |= (old != new).any(axis=0)
-    return np.flatnonzero(is_changed)
-
-
 class _Codes:
     """Assigns codes to names, models and hardware keys; tables only grow."""
 

@@ -7,7 +7,7 @@ A link leads from its left GPU to its right one. Unlike in GPU Aware Scheduling 
 all links of a sub-device are tried and not only the first.
 """
 
-from collections.abc import Callable, Hashable, Iterable
+from collections.abc import Callable, Iterable
 from typing import Any, Final, NamedTuple, Protocol
 
 import numpy as np
@@ -37,11 +37,6 @@ class GpuOrder(Protocol):
         """Whether taking a GPU leaves the keys of the node's other GPUs as they are."""
         ...
 
-    @property
-    def cache_key(self) -> Hashable | None:
-        """Equal for orders that take the same GPUs of equal columns of a layout; None if more decides."""
-        ...
-
     def keys(self, candidate_gpus: CandidateGpus, container: ContainerDemand) -> Keys | None:
         """By GPU and candidate (C, M), smaller first, equal ones by position; None for the order of positions.
 
@@ -56,7 +51,6 @@ class FirstFit:
 
     prefers: Final = True
     steady: Final = True
-    cache_key: Final = "first-fit"
 
     def keys(self, candidate_gpus: CandidateGpus, container: ContainerDemand) -> Keys | None:
         del container
@@ -79,10 +73,6 @@ class Balanced(NamedTuple):
     """Full name."""
     prefers: bool = False
     steady: bool = True
-
-    @property
-    def cache_key(self) -> Hashable:
-        return "balanced", self.resource
 
     def keys(self, candidate_gpus: CandidateGpus, container: ContainerDemand) -> Keys | None:
         del container
@@ -125,34 +115,12 @@ class GpuChoice(NamedTuple):
         subdevices = None if self.subdevices is None else _select_candidates(self.subdevices, candidates)
         return GpuChoice(_select_candidates(self.gpus, candidates), subdevices)
 
-    def replace_columns(self, columns: NDArray[np.intp], other: "GpuChoice") -> "GpuChoice":
-        """The choice with another one for these candidates. A search that ended early has fewer rows."""
-        height = max(len(self.gpus), len(other.gpus))
-        gpus = _replace_columns(self.gpus, columns, other.gpus, height)
-        if self.subdevices is None and other.subdevices is None:
-            return GpuChoice(gpus)
-        own, others = (
-            np.full_like(choice.gpus, -1) if choice.subdevices is None else choice.subdevices
-            for choice in (self, other)
-        )
-        return GpuChoice(gpus, _replace_columns(own, columns, others, height))
-
     def complete_with(self, other: "GpuChoice") -> "GpuChoice":
         """The other choice where this one is not complete."""
         gpus = np.where(self.is_complete, self.gpus, other.gpus)
         if self.subdevices is None or other.subdevices is None:
             return GpuChoice(gpus)
         return GpuChoice(gpus, np.where(self.is_complete, self.subdevices, other.subdevices))
-
-
-def _replace_columns(
-    positions: Positions, columns: NDArray[np.intp], others: Positions, height: int
-) -> Positions:
-    replaced = np.full((height, positions.shape[1]), -1, np.int8)
-    replaced[: len(positions)] = positions
-    replaced[:, columns] = -1
-    replaced[: len(others), columns] = others
-    return replaced
 
 
 def empty_choice(count: int, candidates: int) -> GpuChoice:

@@ -70,7 +70,6 @@ class AnyGpu(NamedTuple):
 
     prefers: bool = False
     steady: bool = True
-    cache_key: str = "any"
 
     def keys(self, candidate_gpus: CandidateGpus, container: ContainerDemand) -> Keys | None:
         """The order of positions."""
@@ -84,7 +83,6 @@ class FullestGpu(NamedTuple):
     emptiest: bool = False
     prefers: bool = False
     steady: bool = True
-    cache_key: None = None
 
     def keys(self, candidate_gpus: CandidateGpus, container: ContainerDemand) -> Keys | None:
         left = fragmentation.mean_free_gpu_shares(
@@ -103,7 +101,6 @@ class LeastFragmentation(NamedTuple):
     cpu_milli: int
     prefers: bool = False
     steady: bool = True
-    cache_key: None = None
 
     def keys(self, candidate_gpus: CandidateGpus, container: ContainerDemand) -> Keys | None:
         workload = self.inputs.workload
