@@ -3,6 +3,7 @@
 import asyncio
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from types import MappingProxyType
 from typing import Annotated, Any, Final, Literal, NamedTuple, NoReturn
 
@@ -115,18 +116,20 @@ def _is_node(decision: Decision, node: str) -> NDArray[np.bool_]:
     return np.array([name == node for name in decision.names], bool)
 
 
-def decide_pod(  # complexity: devices that only are predicted, and those that do not fit
+def decide_pod(  # complexity: devices that only are predicted
     chain: AgentChain,
     pod: Any,
     names: list[str],
     snapshot: Snapshot,
     *,
+    offered: Mapping[str, frozenset[str]],
     devices: AgentChain | None = None,
     are_slices_known: bool = True,
 ) -> PodDecision:
     """Filter, then score the remaining nodes, like kube-scheduler. A running pod's own resources count as free.
 
     `devices` is the agent gpu if the running nodewise does not have it: it only predicts the devices of waiting pods.
+    `offered` are those of `decide_inputs.offered_resources`, for which kube-scheduler takes no devices on these nodes.
     """
     # start-up time: most pods have no claims
     from nodewise.agents.gpu.device_placement import DeviceDetails
@@ -145,16 +148,25 @@ def decide_pod(  # complexity: devices that only are predicted, and those that d
         without_pod = chain.preempt(pod, evicted, snapshot, snapshot.at)
         filtered = _pass_own_node_without_pod(filtered, node, without_pod)
     left = filtered.names[filtered.feasible()].tolist()
-    scored, passing = chain.prioritize(pod, left, snapshot, snapshot.at), set(left)
-    misfits = {
-        name: details.text(position)
-        for decision in (filtered, scored)  # those of first-fit are in the verdict
-        for _, details in decision.details()
-        if isinstance(details, DeviceDetails) and are_slices_known
-        for position in np.flatnonzero(details.misfits()).tolist()
-        if (name := decision.names[position]) in passing
-    }
+    scored = chain.prioritize(pod, left, snapshot, snapshot.at)
+    requested = decide_inputs.extended_resources(pod) if offered else set()
+    may_misfit = {name for name in left if requested.isdisjoint(offered.get(name, ()))}
+    misfits = _misfits((filtered, scored), may_misfit) if are_slices_known else {}
     return PodDecision(filtered, scored, [agent.name for agent in chain.agents], node, misfits)
+
+
+def _misfits(decisions: Iterable[Decision], candidates: AbstractSet[str]) -> dict[str, str]:
+    """The candidates whose free devices do not fit the claims, with the reason; those of first-fit are in a verdict."""
+    from nodewise.agents.gpu.device_placement import DeviceDetails
+
+    return {
+        name: details.text(position)
+        for decision in decisions
+        for _, details in decision.details()
+        if isinstance(details, DeviceDetails)
+        for position in np.flatnonzero(details.misfits()).tolist()
+        if (name := decision.names[position]) in candidates
+    }
 
 
 def _pass_own_node_without_pod(filtered: Decision, node: str, without_pod: Decision) -> Decision:
@@ -536,8 +548,17 @@ def _decide_pods(  # complexity: what is missing, and an agent that only predict
         plugins = [plugin for plugin in plugins if plugin.name != "gpu"]
     chain = AgentChain(plugins, assign_weights(plugins, inputs.chain_options), inputs.states)
     names, snapshot = inputs.objects.node_names, inputs.snapshot
+    offered = decide_inputs.offered_resources(inputs.objects)
     decisions = (
-        decide_pod(chain, pod, names, snapshot, devices=devices, are_slices_known=are_slices_known)
+        decide_pod(
+            chain,
+            pod,
+            names,
+            snapshot,
+            offered=offered,
+            devices=devices,
+            are_slices_known=are_slices_known,
+        )
         for pod in pods
     )
     return PodDecisions(decisions, selection.running, inputs.ahead_s, inputs.running_source)

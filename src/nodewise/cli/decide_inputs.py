@@ -37,6 +37,7 @@ from nodewise.cli.setting_declarations import CommandOptions
 from nodewise.cli.terminal_output import Progress
 from nodewise.devices import resource_claims
 from nodewise.devices.device_allocation import requested_amounts
+from nodewise.devices.device_inventory import DEVICE_CLASSES as CLASSES
 from nodewise.engine import metric_values_endpoint, object_feed
 from nodewise.engine.metric_values_endpoint import MetricValuesPage
 from nodewise.engine.recording_file import AgentHeader
@@ -293,6 +294,22 @@ def _has_work(
     return bool(counted) and any(
         not counted.keys().isdisjoint(extended_resources(pod)) for pod in pods.values()
     )
+
+
+def offered_resources(inputs: ObjectsAndMetrics) -> dict[str, frozenset[str]]:
+    """By node, the resources that it offers itself and that a DeviceClass counts; nodes without any are omitted.
+
+    Empty without an agent that reads DeviceClasses.
+    """
+    counted = resource_claims.classes_by_resource(inputs.objects.get(CLASSES, {}).values())
+    offered: dict[str, frozenset[str]] = {}
+    for (_, name), node in inputs.nodes.items() if counted else ():
+        amounts = msgspec.json.decode(node.status.allocatable)
+        own = counted.keys() & (amounts if isinstance(amounts, dict) else {})
+        positive = frozenset(resource for resource in own if str(amounts[resource]) != "0")
+        if positive:
+            offered[name] = positive
+    return offered
 
 
 def extended_resources(pod: Any) -> set[str]:

@@ -136,6 +136,20 @@ apiVersion: v1
 kind: Node
 metadata: {name: cpu-1}
 """
+OTHER_SLICE = (
+    OTHER_NODE
+    + """
+---
+apiVersion: resource.k8s.io/v1
+kind: ResourceSlice
+metadata: {name: c}
+spec:
+  driver: a
+  nodeName: cpu-1
+  pool: {name: cpu-1, generation: 1, resourceSliceCount: 1}
+  devices: [{name: gpu-0}]
+"""
+)
 NETWORK_SLICE = """
 ---
 apiVersion: resource.k8s.io/v1
@@ -147,6 +161,21 @@ spec:
   pool: {name: fabric, generation: 1, resourceSliceCount: 1}
   devices: [{name: nic-0, allNodes: true}]
 """
+
+
+STATUS = """
+status:
+  reservedFor: [{resource: pods, name: POD, uid: o}]
+  allocation:
+    devices: {results: [{request: gpu, driver: a, pool: NODE, device: gpu-0}]}
+    nodeSelector: {nodeSelectorTerms: [{matchFields: [{key: metadata.name, operator: In, values: [NODE]}]}]}
+"""
+
+
+def allocated(pod: str, node: str) -> str:
+    """The objects with the claim allocated on a node, and in use by a pod."""
+    spec = "{name: gpu, exactly: {deviceClassName: a}}]}}"
+    return CLAIMING.replace(spec, spec + STATUS.replace("POD", pod).replace("NODE", node))
 
 
 @pytest.mark.parametrize("placement", ["first-fit", "pack"])
@@ -169,27 +198,17 @@ spec:
             {},
         ),
         (
-            CLAIMING.replace(
-                "deviceClassName: a}}]}}",
-                "deviceClassName: a}}]}}\nstatus: {reservedFor: [{resource: pods, name: other, uid: o}],"
-                " allocation: {devices: {results: [{request: gpu, driver: a, pool: fan-1, device: gpu-0}]},"
-                " nodeSelector: {nodeSelectorTerms: [{matchFields: [{key: metadata.name, operator: In,"
-                " values: [fan-1]}]}]}}}",
-            )
-            + OTHER_NODE
-            + """
----
-apiVersion: resource.k8s.io/v1
-kind: ResourceSlice
-metadata: {name: c}
-spec:
-  driver: a
-  nodeName: cpu-1
-  pool: {name: cpu-1, generation: 1, resourceSliceCount: 1}
-  devices: [{name: gpu-0}]
-""",
+            allocated("other", "fan-1") + OTHER_SLICE,
             ["fan-1"],
             {"cpu-1": "a claim in use has devices of another node"},
+        ),
+        # kube-scheduler takes the devices from the claim if no other pod uses it
+        (allocated("shop", "fan-1") + OTHER_SLICE, ["fan-1", "cpu-1"], {}),
+        # the driver does not publish the device any more
+        (
+            allocated("other", "cpu-1") + OTHER_NODE,
+            ["cpu-1"],
+            {"fan-1": "a claim in use has devices of another node"},
         ),
         (
             CLAIMING.replace(
@@ -207,6 +226,8 @@ spec:
         "devices of all nodes",
         "scope by device",
         "devices that other pods use",
+        "devices that no other pod uses",
+        "devices in use without a slice",
         "other devices of all nodes",
     ],
 )
@@ -227,3 +248,35 @@ def test_nodes_whose_free_devices_do_not_fit_are_named_and_not_counted(
     assert (decision["feasible"], decision.get("misfits", {}), decision["rejected"]) == (fits, misfits, {})
     wide = CliRunner().invoke(main.command, ["decide", *options, "-o", "wide"]).output
     assert {line.split()[1] for line in wide.splitlines()[1:]} == {"fan-1", "cpu-1"}
+
+
+@pytest.mark.parametrize("options", [("intel", "first-fit"), ("intel", "pack"), ("nvidia", "pack")])
+@pytest.mark.parametrize(
+    ("counted", "fits"),
+    [
+        # cpu-1 has no devices for the claim
+        ("other.example/gpu", ["fan-1"]),
+        # kube-scheduler counts what the nodes offer
+        ("nvidia.com/gpu", ["fan-1", "cpu-1"]),
+    ],
+)
+def test_nodes_that_offer_the_extended_resource_of_a_pod_with_a_claim_are_counted(
+    tmp_path: Path, options: tuple[str, str], counted: str, fits: list[str]
+) -> None:
+    offer = "\nstatus: {allocatable: {nvidia.com/gpu: 2}}"
+    objects = CLAIMING.replace("{name: fan-1}", "{name: fan-1}" + offer, 1).replace(
+        "image: shop}", "image: shop, resources: {requests: {nvidia.com/gpu: 1}}}"
+    )
+    gpus = f"""
+---
+apiVersion: resource.k8s.io/v1
+kind: DeviceClass
+metadata: {{name: gpu}}
+spec: {{extendedResourceName: {counted}, selectors: [{{cel: {{expression: 'device.driver == "gpu"'}}}}]}}
+"""
+    file = tmp_path / "claiming.yaml"
+    file.write_text(objects + OTHER_NODE + offer + gpus)
+    profile, placement = options
+    arguments = [str(file), "--gpu-profile", profile, "--gpu-placement", placement, "-o", "json"]
+    document = json.loads(CliRunner().invoke(main.command, ["decide", *arguments]).output)
+    assert document["decisions"][0]["feasible"] == fits

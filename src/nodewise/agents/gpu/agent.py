@@ -300,7 +300,8 @@ class GpuAgent(
         columns = devices.layout.rows[candidates.numbers]
         if demand.wants_gpus:
             left = self._left_to_scheduler(demand, agent_state, candidates)
-            columns = np.where(left, columns, len(devices.nodes))
+            if wanted.has_extended_resources:
+                columns = np.where(left, columns, len(devices.nodes))
         else:
             left = (columns < len(devices.nodes)) | bool(wanted.claims)
         scored = self._predicted_devices(pod, wanted, columns, snapshot, agent_state)

@@ -70,7 +70,11 @@ class DeviceDemand(NamedTuple):
     reason: str = ""
     """Why the devices are not predicted on any node; empty if they are."""
     allocated_on: frozenset[str] | None = None
-    """With a reason, the only nodes that have devices of a claim in use; None if that is not known."""
+    """With a reason, the only nodes with the devices of a claim that other pods use; None if they are not known."""
+
+    @property
+    def has_extended_resources(self) -> bool:
+        return len(self.claims) > len(self.keys)
 
     @property
     def key(self) -> Hashable:
@@ -102,8 +106,8 @@ def device_demand(
         if claim is None:
             return DeviceDemand((), reason=f"claim {reference.reference} of the pod was not seen yet")
         if claim.is_allocated:
-            reason = f"claim {reference.reference} is allocated already"
-            return DeviceDemand((), reason=reason, allocated_on=_nodes_of_allocation(claim))
+            reason, nodes = f"claim {reference.reference} is allocated already", _allocated_on(claim, pod)
+            return DeviceDemand((), reason=reason, allocated_on=nodes)
         wanted.append(claim)
         keys.append((pod.metadata.namespace, reference.claim))
     extended = device_allocation.claim_of_extended_resources(spec, classes)
@@ -112,12 +116,13 @@ def device_demand(
     return DeviceDemand(tuple(wanted), tuple(keys))
 
 
-def _nodes_of_allocation(claim: ResourceClaim) -> frozenset[str] | None:
+def _allocated_on(claim: ResourceClaim, pod: GpuPod) -> frozenset[str] | None:
     """The only nodes on which an allocated claim in use can be used; None if that depends on labels of nodes.
 
-    kube-scheduler takes the devices from a claim that no pod uses, to allocate others.
+    kube-scheduler takes the devices from a claim that no other pod uses, to allocate others.
     """
-    if claim.node_selector is None or not claim.reserved_for:
+    is_in_use = any((each.resource, each.name) != ("pods", pod.metadata.name) for each in claim.reserved_for)
+    if claim.node_selector is None or not is_in_use:
         return None
     names: set[str] = set()
     for term in claim.node_selector.node_selector_terms or ():
@@ -320,15 +325,17 @@ class DevicePredictions:
         after = before.fork()
         after.take_amounts(DEVICE, amounts)
         fits = fits_by_code[codes]
-        details = DeviceDetails(codes, known.results, columns, devices.names, self._is_device_needed(demand))
+        is_device_needed = self._is_device_needed(devices, demand)
+        details = DeviceDetails(codes, known.results, columns, devices.names, is_device_needed)
         return DeviceScores(demand, devices, fits, before, after, amounts > 0, details)
 
-    def _is_device_needed(self, demand: DeviceDemand) -> bool:
+    def _is_device_needed(self, devices: DeviceLayout, demand: DeviceDemand) -> bool:
         if demand.allocated_on is not None:
-            return True
-        # extended resources may have another form on a node without devices
-        claims = demand.claims[: len(demand.keys)]
-        return predict_devices((), claims, self._classes, DeviceUse(), device_matches) is None
+            # a driver that restarts publishes no devices for a time
+            return demand.allocated_on <= devices.columns.keys()
+        if demand.has_extended_resources:
+            return False  # a node may have them in another form
+        return predict_devices((), demand.claims, self._classes, DeviceUse(), device_matches) is None
 
     def expect(self, pod: ObjectKey, cpu_milli: int, scored: DeviceScores, best: int, now: float) -> None:
         """Count the devices and CPU of a pod on its best candidate as in use, until they are seen in use."""
