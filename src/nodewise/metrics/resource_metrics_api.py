@@ -102,6 +102,7 @@ class NodeUsageResponse(NamedTuple):
     """One response: the entries of each metric or the failure, and the metrics that have used the response."""
 
     at: float
+    nodes: NodeAttributes
     entries: Mapping[str, list[NodeSample]]
     failure: NodewiseError | None
     served: set[str]
@@ -145,11 +146,18 @@ class ResourceMetricsSource:
         return await cooperative_scheduling.run(builder.series(request, self.name, now))
 
     async def _response_of_this_refresh(self, metric: str, now: float, *, by_pod: bool) -> NodeUsageResponse:
-        """The response of this refresh: a metric that has already used the response needs a new one."""
+        """The response of this refresh: a metric that has already used the response needs a new one, and so do nodes
+        that were not known.
+        """
         async with self._locks[by_pod]:
-            response = self._responses.get(by_pod)
-            if response is None or metric in response.served or now - response.at > _SHARED_S:
-                response = self._responses[by_pod] = await self._fetch_usage(now, by_pod=by_pod)
+            response, nodes = self._responses.get(by_pod), await self._nodes()
+            if (
+                response is None
+                or metric in response.served
+                or response.nodes is not nodes
+                or now - response.at > _SHARED_S
+            ):
+                response = self._responses[by_pod] = await self._fetch_usage(now, nodes, by_pod=by_pod)
                 # memory: that of 5,000 nodes takes 2 MiB
                 asyncio.get_running_loop().call_later(_SHARED_S, self._drop, by_pod, response)
             response.served.add(metric)
@@ -159,7 +167,7 @@ class ResourceMetricsSource:
         if self._responses.get(by_pod) is response:
             del self._responses[by_pod]
 
-    async def _fetch_usage(self, now: float, *, by_pod: bool) -> NodeUsageResponse:
+    async def _fetch_usage(self, now: float, nodes: NodeAttributes, *, by_pod: bool) -> NodeUsageResponse:
         first = METRICS[0]
         try:
             if by_pod:
@@ -168,20 +176,19 @@ class ResourceMetricsSource:
                 entries = await cooperative_scheduling.run(usage_of_pods(body))
             else:
                 body = await self._api.get(_PATH, timeout_s=self._timeout_s)
-                nodes = await self._nodes()
                 entries = await cooperative_scheduling.run(by_metric(decode_items(body), nodes))
         except NotFound as error:
             cause = missing_values.cause("SourceNotInstalled", self.name, "is not installed")
             absent = MetricNotFound(f"{GROUP} is not registered: {error}", cause=cause, remedy=_REMEDY)
-            return NodeUsageResponse(now, {}, absent, set())
+            return NodeUsageResponse(now, nodes, {}, absent, set())
         except NodewiseError as error:
-            return NodeUsageResponse(now, {}, error, set())
+            return NodeUsageResponse(now, nodes, {}, error, set())
         if not entries[first]:
             problem = Problem("items", "an empty list", "the usage of nodes")
             cause = missing_values.cause("NoSeries", self.name, "has no usage of a node")
             empty = NoValues(GROUP, [problem], cause=cause, remedy="is metrics-server running?")
-            return NodeUsageResponse(now, {}, empty, set())
-        return NodeUsageResponse(now, entries, None, set())
+            return NodeUsageResponse(now, nodes, {}, empty, set())
+        return NodeUsageResponse(now, nodes, entries, None, set())
 
 
 def decode_items(body: bytes) -> Iterator[NodeMetrics | None]:

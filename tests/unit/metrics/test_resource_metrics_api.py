@@ -26,8 +26,11 @@ ROOMS = {
 }
 
 
+NODES = NodeAttributes(ROOMS, {})
+
+
 async def nodes() -> NodeAttributes:
-    return NodeAttributes(ROOMS, {})
+    return NODES
 
 
 class FakeMetricsServer:
@@ -203,6 +206,25 @@ def test_response_is_not_kept_until_the_next_refresh(
         assert not source._responses
 
     asyncio.run(play())
+
+
+def test_response_is_not_shared_once_other_nodes_are_known() -> None:
+    """A replica that has listed the nodes of another shard writes their labels once their metrics are fetched."""
+    api: Any = FakeMetricsServer({"items": [item("a", "1"), item("thirds", "1")]})
+    known = NodeAttributes({"a": ROOMS["a"]}, {})
+
+    async def current_nodes() -> NodeAttributes:
+        return known
+
+    source = ResourceMetricsSource(api, current_nodes)
+
+    async def play() -> Series:
+        nonlocal known
+        await source.fetch(MetricRequest("cpu_usage"), 0.0)
+        known = NODES
+        return await source.fetch(MetricRequest("cpu_usage_share"), 0.5)
+
+    assert asyncio.run(play()).samples.keys() == {"a", "thirds"}
 
 
 def test_cancelled_request_does_not_block_the_others() -> None:
