@@ -72,6 +72,8 @@ REFUSED: Final = {
     "two profiles of one scheduler": HEAD + "profiles: [{schedulerName: a}, {schedulerName: a}]",
     "a profile of an empty name": HEAD + "profiles: [{schedulerName: ''}]",
     "two default profiles": HEAD + "profiles: [{schedulerName: default-scheduler}, {}]",
+    "a profile without a name beside another one": HEAD + "profiles: [{}, {schedulerName: a}]",
+    "no parallelism": HEAD + "parallelism: 0",
     "arguments twice": HEAD + PROFILE % "pluginConfig: [{name: NodeName}, {name: NodeName}]",
     "a resource without a domain": HEAD + ENTRY % "managedResources: [{name: gpu}]",
     "a resource of Kubernetes": HEAD + ENTRY % "managedResources: [{name: kubernetes.io/gpu}]",

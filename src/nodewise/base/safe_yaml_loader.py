@@ -18,8 +18,9 @@ MOST_FROM_ALIASES: Final = 100_000
 """Limit of values that aliases add to the written values."""
 DEEPEST: Final = 200
 """Limit of nested levels."""
-LONGEST_NUMBER: Final = 4300
-"""Limit of characters of a number, as for Python's `int`. PyYAML takes quadratic time for base 60 (`1:59:59`)."""
+LONGEST_NUMBER: Final = 3500
+"""Limit of characters of a number. Python writes numbers of at most 4300 digits, and a hexadecimal number of this
+length has fewer. PyYAML takes quadratic time for base 60 (`1:59:59`)."""
 _SAFE: Final[Any] = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 _MANY: Final = 5000
 _STAIRS: Final = re.compile(rb"(?:[-?][ \t]+){500}|\n {2000}")

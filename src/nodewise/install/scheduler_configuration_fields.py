@@ -13,7 +13,6 @@ from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
 from nodewise.base.errors import Problem, did_you_mean, shown
-from nodewise.install.scheduler_configuration import DEFAULT_SCHEDULER
 from nodewise.install.scheduler_versions import GROUP, SchedulerVersion
 
 KIND: Final = "KubeSchedulerConfiguration"
@@ -88,25 +87,27 @@ _EXPECTED: Final = {
     "int64": "a whole number",
 }
 _REMOVED_PLUGINS: Final = frozenset({"AzureDiskLimits", "CinderLimits", "EBSLimits", "GCEPDLimits"})
+_FIRST_WITHOUT_PLUGINS: Final = 31
+"""First minor version without these plugins."""
 _RESOURCE_NAME: Final = re.compile(
     r"(?=.{1,253}/)[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*/"
     r"(?=.{1,63}\Z)[A-Za-z0-9]([-A-Za-z0-9_.]*[A-Za-z0-9])?"
 )
 _MAX_PROBLEMS: Final = 20
 NEWEST_FIELD: Final = max(first for fields in _FIELDS.values() for first, _ in fields.values())
-"""The minor version with the newest field."""
+"""The minor version with the newest field. Later versions may have fields that are not listed here."""
 
 
 def list_problems(document: Mapping[str, Any], version: SchedulerVersion) -> list[Problem]:
     """Why kube-scheduler does not start with a document of the kind KubeSchedulerConfiguration; empty if it does. Of an
-    apiVersion other than v1, which has other fields, only the extenders are checked.
+    apiVersion other than v1, which has other fields, only clientConnection and the extenders are checked.
 
     A weight that is missing beside prioritizeVerb is left out.
     """
     if document.get("apiVersion") != _GROUP_VERSION:
-        document = {"extenders": document.get("extenders")}
+        document = {field: document.get(field) for field in ("clientConnection", "extenders")}
     problems = [*_check_type(document, KIND, "", version)]
-    return (problems or [*_check_values(document)])[:_MAX_PROBLEMS]
+    return (problems or [*_check_values(document, version)])[:_MAX_PROBLEMS]
 
 
 def _check_type(value: Any, type_: str, path: str, version: SchedulerVersion) -> Iterator[Problem]:
@@ -138,6 +139,8 @@ def _check_fields(
     for name, item in value.items():
         first_minor, field_type = fields.get(name, (0, ""))
         inner = f"{path}.{name}" if path else name
+        if not field_type and version.minor > NEWEST_FIELD:
+            continue
         if not field_type:
             missing = [
                 field for field, (first, _) in fields.items() if first <= version.minor and field not in value
@@ -157,7 +160,8 @@ def _check_args(args: Any, type_: str, path: str, version: SchedulerVersion) -> 
     """The arguments of a plugin; those of plugins that kube-scheduler does not know are not decoded."""
     for name, expected in (("apiVersion", _GROUP_VERSION), ("kind", type_)):
         actual = args.get(name) if isinstance(args, dict) else None
-        if isinstance(actual, str) and actual not in ("", expected):
+        # up to 1.28, kube-scheduler decodes arguments of an older version in a configuration of v1
+        if isinstance(actual, str) and actual not in ("", expected) and not version.loads(actual):
             yield Problem(f"{path}.{name}", shown(actual), expected)
     yield from _check_type(args, type_, path, version)
 
@@ -170,7 +174,7 @@ def _has_type(value: Any, type_: str) -> bool:  # complexity: one branch for eac
     if type_ in ("int32", "int64", "float"):
         if isinstance(value, bool) or not isinstance(value, int | float):
             return False
-        bits = {"int32": 31, "int64": 63, "float": 127}[type_]
+        bits = {"int32": 31, "int64": 63, "float": 128}[type_]
         return -(2**bits) <= value < 2**bits and (type_ == "float" or value == int(value))
     if not isinstance(value, str):
         return False
@@ -182,18 +186,20 @@ def _has_type(value: Any, type_: str) -> bool:  # complexity: one branch for eac
     return type_ != "duration" or _DURATION.fullmatch(value) is not None
 
 
-def _check_values(document: Mapping[str, Any]) -> Iterator[Problem]:
+def _check_values(document: Mapping[str, Any], version: SchedulerVersion) -> Iterator[Problem]:
     """Values that kube-scheduler refuses after it has decoded the configuration."""
     profiles = _objects(document, "profiles")
     yield from _check_percentage(document, "")
-    if (parallelism := document.get("parallelism") or 0) < 0:
+    if (parallelism := document.get("parallelism")) is not None and parallelism < 1:
         yield Problem("parallelism", str(parallelism), "1 or more")
-    names = Counter(profile.get("schedulerName") or DEFAULT_SCHEDULER for profile in profiles)
-    for name, count in names.items():
-        if count > 1:
+    for name, count in Counter(profile.get("schedulerName") for profile in profiles).items():
+        if count > 1 and name:
             yield Problem("profiles", f"{count} with the schedulerName {shown(name)}", "one profile")
     for at, profile in enumerate(profiles):
-        yield from _check_profile(profile, f"profiles[{at}].")
+        name = profile.get("schedulerName")
+        if name == "" or (name is None and len(profiles) > 1):  # a single profile has a default
+            yield Problem(f"profiles[{at}].schedulerName", "no name", "a name")
+        yield from _check_profile(profile, f"profiles[{at}].", version)
     yield from _check_extenders(_objects(document, "extenders"))
 
 
@@ -208,14 +214,13 @@ def _check_percentage(value: Mapping[str, Any], path: str) -> Iterator[Problem]:
         yield Problem(f"{path}percentageOfNodesToScore", str(percentage), "0 to 100")
 
 
-def _check_profile(profile: Mapping[str, Any], path: str) -> Iterator[Problem]:
+def _check_profile(profile: Mapping[str, Any], path: str, version: SchedulerVersion) -> Iterator[Problem]:
     yield from _check_percentage(profile, path)
-    if profile.get("schedulerName") == "":
-        yield Problem(f"{path}schedulerName", "an empty text", "a name")
     for point, plugins in (profile.get("plugins") or {}).items():
         for number, plugin in enumerate(_objects(plugins or {}, "enabled")):
             name = plugin.get("name")
-            if name in _REMOVED_PLUGINS and point != "multiPoint":
+            is_removed = name in _REMOVED_PLUGINS and version.minor >= _FIRST_WITHOUT_PLUGINS
+            if is_removed and point != "multiPoint":
                 where = f"{path}plugins.{point}.enabled[{number}]"
                 yield Problem(where, f"{name} no longer exists; remove it", "")
     for name, count in Counter(item.get("name") or "" for item in _objects(profile, "pluginConfig")).items():

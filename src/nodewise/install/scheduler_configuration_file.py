@@ -211,7 +211,7 @@ def _check_configuration(
 def _wrapper_problems(value: Mapping[str, Any], version: SchedulerVersion) -> Iterable[Problem]:
     """The problem of an object that is no configuration but can contain one. Its fields are no further problems."""
     kind = value.get("kind")
-    if kind in _WRAPPERS:
+    if isinstance(kind, str) and kind in _WRAPPERS:
         field = _WRAPPERS[kind]
         data = value.get(field)
         items = data.items() if isinstance(data, dict) else ()
@@ -225,9 +225,9 @@ def _wrapper_problems(value: Mapping[str, Any], version: SchedulerVersion) -> It
 def _header_problems(value: Mapping[str, Any], version: SchedulerVersion) -> Iterable[Problem]:
     kind, api_version = value.get("kind"), value.get("apiVersion")
     if kind != KIND:
-        yield Problem("kind", repr(kind), KIND)
-    if not str(api_version).startswith(f"{scheduler_versions.GROUP}/"):
-        yield Problem("apiVersion", repr(api_version), version.api_version)
+        yield Problem("kind", shown(kind), KIND)
+    if not isinstance(api_version, str) or not api_version.startswith(f"{scheduler_versions.GROUP}/"):
+        yield Problem("apiVersion", shown(api_version), version.api_version)
 
 
 def _extenders_problems(entries: Any, *, needed: bool) -> Iterable[Problem]:

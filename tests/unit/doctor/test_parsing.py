@@ -26,6 +26,7 @@ from nodewise.install.scheduler_versions import SchedulerVersion
 from tests.unit.doctor.facts_factory import CONFIGURATION, EXTENDER
 
 KIND = {"apiVersion": "kubescheduler.config.k8s.io/v1", "kind": "KubeSchedulerConfiguration"}
+V1BETA3 = {"apiVersion": "kubescheduler.config.k8s.io/v1beta3"}
 
 
 def parsed(value: Any) -> SchedulerConfiguration:
@@ -167,6 +168,31 @@ def test_a_text_without_configuration_has_a_problem(text: bytes) -> None:
             37,
             {"profiles": [{"pluginConfig": [{"name": "NodeResourcesFit", "args": {"ignoredResource": []}}]}]},
             'profiles[0].pluginConfig[0].args.ignoredResource: unknown field; did you mean "ignoredResources"?',
+        ),
+        (30, {"profiles": [{"plugins": {"filter": {"enabled": [{"name": "EBSLimits"}]}}}]}, ""),
+        (
+            31,
+            {"profiles": [{"plugins": {"filter": {"enabled": [{"name": "EBSLimits"}]}}}]},
+            "profiles[0].plugins.filter.enabled[0]: EBSLimits no longer exists; remove it",
+        ),
+        (28, {"profiles": [{"pluginConfig": [{"name": "NodeAffinity", "args": V1BETA3}]}]}, ""),
+        (
+            29,
+            {"profiles": [{"pluginConfig": [{"name": "NodeAffinity", "args": V1BETA3}]}]},
+            (
+                "profiles[0].pluginConfig[0].args.apiVersion: found 'kubescheduler.config.k8s.io/v1beta3', expected"
+                " kubescheduler.config.k8s.io/v1"
+            ),
+        ),
+        (
+            39,
+            {"field": 1, "profiles": [{"plugins": {"point": {}}}]},
+            "",
+        ),  # of a version that is not known yet
+        (
+            24,
+            {"apiVersion": "kubescheduler.config.k8s.io/v1beta2", "clientConnection": "a"},
+            "clientConnection: found 'a', expected an object",
         ),
     ],
 )
