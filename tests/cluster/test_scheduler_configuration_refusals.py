@@ -147,6 +147,8 @@ extenders:
     "null in place of values": HEAD + "profiles: null\nextenders: [{urlPrefix: 'https://n', weight: null}]",
     "null arguments": HEAD + ARGS % ("NodeAffinity", "null"),
     "a whole number with a point": HEAD + "parallelism: 4.0",
+    "a whole number with an exponent": HEAD + "parallelism: 1e1",
+    "a date as a text": HEAD + PROFILE % "schedulerName: 2026-11-30",
     "a second document": HEAD + "---\nanything: else",
     "JSON with tabs": '{\t"apiVersion":"kubescheduler.config.k8s.io/v1",\n\t"kind":"KubeSchedulerConfiguration"\t}',
 }

@@ -1,8 +1,8 @@
 """Edits YAML text with minimal changes: comments, quotes, order and line ends are preserved.
 
-A text is parsed into a plain value. The caller creates the expected value. `rewrite_document` replaces the few pieces
-of text that differ, parses the result again and compares it with the expected value. Edits that are not possible in
-this way are refused.
+A text is parsed into a plain value, as Kubernetes reads it. The caller creates the expected value. `rewrite_document`
+replaces the few pieces of text that differ, parses the result again and compares it with the expected value. Edits
+that are not possible in this way are refused.
 """
 
 import difflib
@@ -16,6 +16,7 @@ import yaml
 
 from nodewise.base import safe_yaml_loader
 from nodewise.base.errors import BadInput, Problem
+from nodewise.kube.object_files import KubernetesLoader
 
 MAX_BYTES: Final = 2**20
 """The manifests of static pods that the kubelet reads are much smaller."""
@@ -27,6 +28,12 @@ _SYSTEMD_REMEDY: Final = (
 )
 _BYTE_ORDER_MARK: Final = "\ufeff"
 _PLAIN: Final = re.compile(r"[A-Za-z0-9_./=@:+-]+")
+
+
+class _Loader(KubernetesLoader):
+    """Reads values as Kubernetes does. Keys have the types of values, so a key that is no text is not overlooked."""
+
+    construct_mapping = safe_yaml_loader.Loader.construct_mapping
 
 
 class Document(NamedTuple):
@@ -57,7 +64,7 @@ def parse_document(data: bytes, name: str) -> Document:
     try:
         nodes = safe_yaml_loader.compose_all(data, name)
         # parsed twice, because the construction of values expands merge keys in its nodes
-        values = list(safe_yaml_loader.load_all(data, name))
+        values = list(safe_yaml_loader.load_all(data, name, _Loader))
     except BadInput as error:
         problem = error.problems[0]
         place = problem.field.removeprefix("document 1").removeprefix(", ")
@@ -299,7 +306,7 @@ def _format_flow(value: Any, *, plain: bool = False) -> str:
     """
     if plain and isinstance(value, str) and _PLAIN.fullmatch(value) and not value.endswith(":"):
         with suppress(BadInput):
-            if safe_yaml_loader.load(f"- {value}", "") == [value]:
+            if [*safe_yaml_loader.load_all(f"- {value}", "", _Loader)] == [[value]]:
                 return value
     return json.dumps(value, default=str)
 

@@ -42,7 +42,7 @@ _INDEX: Final = re.compile(r"\[(\d+)\]")
 _JSON_START: Final = (b"{", b"[")
 
 
-class _Loader(safe_yaml_loader.Loader):
+class KubernetesLoader(safe_yaml_loader.Loader):
     """Loader with the YAML semantics of Kubernetes for plain scalars and keys."""
 
     yaml_implicit_resolvers: dict[str, Any] = {}  # noqa: RUF012 - PyYAML's way; its own would be PyYAML's types
@@ -59,13 +59,15 @@ class _Loader(safe_yaml_loader.Loader):
 
 for _name, _form, _starts in _TYPES:
     _starts_list = ["" if start == "\0" else start for start in _starts]
-    _Loader.add_implicit_resolver(f"tag:yaml.org,2002:{_name}", re.compile(rf"{_form}\Z"), _starts_list)
-_Loader.add_constructor(
+    KubernetesLoader.add_implicit_resolver(
+        f"tag:yaml.org,2002:{_name}", re.compile(rf"{_form}\Z"), _starts_list
+    )
+KubernetesLoader.add_constructor(
     "tag:yaml.org,2002:bool", lambda _, node: node.value.lower() in ("y", "yes", "true", "on")
 )
 
 
-class _LoaderOfDuplicates(_Loader):
+class _LoaderOfDuplicates(KubernetesLoader):
     """Loader of documents as pairs of a value, in which the last of duplicate keys counts, and the paths of these."""
 
     def construct_document(self, node: Any) -> tuple[Any, list[str]]:
@@ -140,7 +142,7 @@ def _split_json(text: bytes, source: str) -> Iterator[tuple[int, bytes]]:
 
 
 def _split_yaml(text: bytes, source: str) -> Iterator[tuple[int, bytes]]:
-    for number, document in enumerate(safe_yaml_loader.load_all(text, source, _Loader), 1):
+    for number, document in enumerate(safe_yaml_loader.load_all(text, source, KubernetesLoader), 1):
         if document is None:
             continue
         try:
