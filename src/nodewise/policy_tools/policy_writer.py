@@ -24,14 +24,22 @@ _WIDTH: Final = 100  # of the text of a comment
 
 
 class _Dumper(yaml.SafeDumper):
-    """Writes a text of several lines as a block, and another one in quotes unless `scalar` writes none."""
+    """Writes a text of several printable lines as a block, and another one in quotes unless `scalar` writes none. In
+    quotes, characters that are not printable are escaped, such as changes of the writing direction.
+    """
 
     def ignore_aliases(self, data: Any) -> bool:  # noqa: ARG002 - PyYAML's own
         return True
 
     def represent_text(self, text: str) -> yaml.Node:
-        style = "|" if "\n" in text else None if _is_plain(text) else '"'
+        is_block = "\n" in text and text.replace("\n", "").isprintable()
+        style = "|" if is_block else None if _is_plain(text) else '"'
         return self.represent_scalar("tag:yaml.org,2002:str", text, style)
+
+    def write_double_quoted(self, text: str, split: bool = True) -> None:
+        self.allow_unicode = text.isprintable()
+        super().write_double_quoted(text, split)
+        self.allow_unicode = True
 
 
 _Dumper.add_representer(str, _Dumper.represent_text)
@@ -47,7 +55,9 @@ def scalar(text: str) -> str:
     """A text in one line, in quotes unless every parser reads it as a string."""
     if _is_plain(text):
         return text
-    return yaml.safe_dump(text, default_style='"', allow_unicode=True, width=math.inf).rstrip("\n")
+    return yaml.safe_dump(text, default_style='"', allow_unicode=text.isprintable(), width=math.inf).rstrip(
+        "\n"
+    )
 
 
 def _is_plain(text: str) -> bool:
