@@ -12,6 +12,7 @@ from nodewise.base.errors import Problem, shown
 from nodewise.server.client_authorizer import parse_client_certificate
 from nodewise.server.options import ISSUED_CLIENT, SCHEDULER
 from nodewise.tls.x509_certificates import (
+    UNREADABLE_EXTENSIONS,
     is_ca,
     load_certificates,
     public_key_as_der,
@@ -89,7 +90,7 @@ def _client_certificate_problems(leaf: x509.Certificate, key: bytes, now: dt.dat
         )
     try:
         usage = leaf.extensions.get_extension_for_class(x509.ExtendedKeyUsage).value
-    except (x509.ExtensionNotFound, ValueError):
+    except (x509.ExtensionNotFound, *UNREADABLE_EXTENSIONS):
         return
     if (
         ExtendedKeyUsageOID.CLIENT_AUTH not in usage

@@ -23,7 +23,7 @@ from nodewise.server.connection_close_reasons import CloseReasons
 from nodewise.server.http_connection import Authorization
 from nodewise.server.options import ServeOptions
 from nodewise.server.server_certificates import ServerCertificates
-from nodewise.tls.x509_certificates import UNREADABLE_CERTIFICATE
+from nodewise.tls.x509_certificates import UNREADABLE_CERTIFICATE, UNREADABLE_EXTENSIONS
 
 
 class CertificateIdentity(NamedTuple):
@@ -55,7 +55,7 @@ def parse_client_certificate(der: bytes) -> CertificateIdentity:
         certificate = x509.load_der_x509_certificate(der)
         common_names = certificate.subject.get_attributes_for_oid(NameOID.COMMON_NAME)
         extensions = {extension.oid: extension.value for extension in certificate.extensions}
-    except (*UNREADABLE_CERTIFICATE, x509.DuplicateExtension, x509.UnsupportedGeneralNameType):
+    except (*UNREADABLE_CERTIFICATE, *UNREADABLE_EXTENSIONS):
         return _UNREADABLE
     names = [str(name.value) for name in common_names] if len(common_names) == 1 else []
     alternatives = extensions.get(x509.SubjectAlternativeName.oid)

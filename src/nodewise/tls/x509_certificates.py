@@ -19,6 +19,8 @@ SKEW: Final = timedelta(hours=1)
 """Certificates are valid from this long before they are issued, because clocks of machines differ."""
 UNREADABLE_CERTIFICATE: Final = (ValueError, x509.InvalidVersion)
 """Errors of cryptography for certificates that cannot be decoded. OpenSSL accepts unknown versions."""
+UNREADABLE_EXTENSIONS: Final = (ValueError, x509.DuplicateExtension, x509.UnsupportedGeneralNameType)
+"""Errors of cryptography for extensions that cannot be read, of certificates that can be decoded."""
 _LONGEST_NAME: Final = 64  # of a common name, RFC 5280
 _LABEL: Final = re.compile(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?")
 
@@ -168,6 +170,8 @@ def issued_certificate_problem(cert: bytes, key: bytes) -> str:
         uses = leaf.extensions.get_extension_for_class(x509.ExtendedKeyUsage).value
     except x509.ExtensionNotFound:
         return "is for any use"
+    except UNREADABLE_EXTENSIONS:
+        return "cannot be read"
     return "" if ExtendedKeyUsageOID.CLIENT_AUTH in uses else "is not for clients"
 
 
@@ -204,7 +208,7 @@ def is_marked_as_ca(cert: x509.Certificate) -> bool:
     """Whether the extension marks a CA; False without the extension, while `is_ca` fails closed."""
     try:
         return cert.extensions.get_extension_for_class(x509.BasicConstraints).value.ca
-    except (ValueError, x509.ExtensionNotFound):
+    except (x509.ExtensionNotFound, *UNREADABLE_EXTENSIONS):
         return False
 
 
@@ -213,9 +217,10 @@ def normalize_host_name(name: str) -> str:
 
 
 def certificate_names(leaf: x509.Certificate) -> list[str]:
+    """The alternative names, first those of hosts; none if an extension is unreadable."""
     try:
         alternative_names = leaf.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
-    except x509.ExtensionNotFound:
+    except (x509.ExtensionNotFound, *UNREADABLE_EXTENSIONS):
         return []
     addresses = [str(address) for address in alternative_names.get_values_for_type(x509.IPAddress)]
     return [*alternative_names.get_values_for_type(x509.DNSName), *addresses]
@@ -245,7 +250,7 @@ def is_ca(certificate: x509.Certificate) -> bool:
         return certificate.extensions.get_extension_for_class(x509.BasicConstraints).value.ca
     except x509.ExtensionNotFound:
         return certificate.issuer == certificate.subject
-    except ValueError:
+    except UNREADABLE_EXTENSIONS:
         return True
 
 

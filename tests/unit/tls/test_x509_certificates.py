@@ -8,6 +8,7 @@ from cryptography.x509 import DNSName, IPAddress, Name
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 from cryptography.x509.verification import PolicyBuilder, Store, VerificationError
 
+from nodewise.doctor.parsing import certificates
 from nodewise.tls import x509_certificates
 from nodewise.tls.x509_certificates import CertificateIssuer
 
@@ -77,3 +78,19 @@ def test_a_name_that_no_host_has_stands_in_the_subject_alone(issuer: Certificate
 )
 def test_valid_host_names(name: str, is_host: bool) -> None:
     assert x509_certificates.is_host(name) is is_host
+
+
+def test_extension_twice_is_an_unreadable_one(issuer: CertificateIssuer) -> None:
+    """OpenSSL and cryptography load such a certificate; only its extensions cannot be read."""
+    pem = issuer.client("a").cert
+    key_usage, alternative_name = (bytes.fromhex(f"0603551d{last}") for last in ("0f", "11"))
+    der = x509.load_pem_x509_certificate(pem).public_bytes(serialization.Encoding.DER)
+    twice = x509.load_der_x509_certificate(der.replace(alternative_name, key_usage))
+    with pytest.raises(x509.DuplicateExtension):
+        _ = twice.extensions
+    assert x509_certificates.is_ca(twice)
+    assert not x509_certificates.is_marked_as_ca(twice)
+    assert x509_certificates.certificate_names(twice) == []
+    [parsed] = certificates.parse_pem(twice.public_bytes(serialization.Encoding.PEM))
+    assert parsed.names == ("a",)
+    assert not parsed.for_client

@@ -1,6 +1,5 @@
 """Certificates as values. Of a private key only the public key is kept."""
 
-import contextlib
 import ipaddress
 from collections.abc import Iterable, Sequence
 from datetime import datetime
@@ -112,6 +111,4 @@ def _certificate_names(certificate: x509.Certificate) -> tuple[str, ...]:
     names = [str(attribute.value) for attribute in attributes]
     if not names and certificate.subject:
         names = [certificate.subject.rfc4514_string()]
-    with contextlib.suppress(ValueError):
-        names += certificate_names(certificate)
-    return tuple(dict.fromkeys(names))
+    return tuple(dict.fromkeys([*names, *certificate_names(certificate)]))
