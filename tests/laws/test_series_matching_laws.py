@@ -53,6 +53,8 @@ aggregations = st.sampled_from(("", *AGGREGATIONS))
         ("a:metrics", "a"),
         ("a:cadvisor/metrics", "a"),
         ("a:9100", "a"),
+        ("fd00::a", "b"),
+        ("[fd00::a]:metrics", "b"),
         ("a:/export", None),
         ("a:metrics:b", None),
         ("metrics", None),
@@ -62,7 +64,8 @@ def test_port_of_scraped_target_may_have_a_name(instance: str, node: str | None)
     """As in Google Cloud Managed Service for Prometheus. In other labels, such a text is no node: `host:volume`."""
     labels = SeriesLabels(("device", "instance"), frozenset(), frozenset())
     item = SeriesValue({"instance": instance, "device": "b:volume"}, "1", None)
-    grouped = cooperative_scheduling.run_without_pauses(node_matching.group_by_node([item], labels, FLEET))
+    nodes = FLEET._replace(names={**FLEET.names, "fd00::a": "b"})
+    grouped = cooperative_scheduling.run_without_pauses(node_matching.group_by_node([item], labels, nodes))
     assert list(grouped.by_node) == ([node] if node else [])
 
 

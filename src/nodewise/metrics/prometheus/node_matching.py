@@ -37,9 +37,9 @@ EXPORTED: Final = "exported_"
 the exporter's label says what the series is of, and the other one which target was scraped."""
 INSTANCE: Final = "instance"
 """The scraped target."""
-_PORT_NAME: Final = re.compile(r":(?=[a-z0-9-]*[a-z])[a-z0-9-]{1,15}(/[^:]*)?$")
-"""The name of a port instead of its number, and a path: Google Cloud Managed Service for Prometheus scrapes kubelets as
-`node:metrics` and `node:cadvisor`, and other programs on nodes as `node:port/path`.
+_HOST_WITH_PORT_NAME: Final = re.compile(r"\A([^:]+):(?=[a-z0-9-]*[a-z])[a-z0-9-]{1,15}(/[^:]*)?\Z")
+"""A host with the name of a port, or with a path: Google Cloud Managed Service for Prometheus scrapes kubelets as
+`node:metrics` and `node:cadvisor`, and other programs on nodes as `node:stats/metrics`. No IPv6 address matches.
 """
 REPLICA_LABELS: Final = ("prometheus_replica", "replica", "__replica__", "receive_replica")
 """Labels in which the same series of several replicas of Prometheus, Thanos and Mimir differ."""
@@ -218,7 +218,9 @@ def _nodes_by_text(
             yield
     by_label: dict[str, dict[str, str]] = {}
     for label, values in texts.items():
-        hosts = {text: _PORT_NAME.sub("", text) if label == INSTANCE else text for text in values}
+        hosts = {
+            text: _HOST_WITH_PORT_NAME.sub(r"\1", text) if label == INSTANCE else text for text in values
+        }
         by_host = yield from nodes.find_all(dict.fromkeys(hosts.values()))
         if by_host:
             by_label[label] = {text: by_host[host] for text, host in hosts.items() if host in by_host}
