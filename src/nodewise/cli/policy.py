@@ -43,6 +43,10 @@ class LintedPolicy(NamedTuple):
 
 _NAMES_RANGE_S: Final = 3600.0  # metrics that ended longer ago are unknown
 _LABEL_NAME: Final = re.compile("[a-zA-Z_][a-zA-Z0-9_]*")
+_GROUPS: Final = frozenset(resource.group for resource in RESOURCES.values())
+"""The API groups of all kinds of policies."""
+_MAX_MANIFEST_BYTES: Final = 2**20
+"""Larger files in subfolders are data."""
 _LAST_APPLIED: Final = "kubectl.kubernetes.io/last-applied-configuration"  # the annotation of `kubectl apply`
 
 
@@ -117,8 +121,8 @@ def lint(command_line: CommandLine) -> None:
     own, prometheus = command_line.settings(LintOptions), command_line.settings(PrometheusOptions)
     stdin = sys.stdin.buffer.read() if "-" in own.paths else b""
     sources = ObjectLineFinder(stdin)
+    _report_unread_subfolders(own.paths, _GROUPS)
     policies, objects = _read_policies(own, stdin)
-    _report_unread_subfolders(own.paths)
     facts = _prometheus_facts([entry for _, entry in policies], prometheus)
     checked = [_lint_policy(key, entry, sources, facts, objects) for key, entry in policies]
     if own.output == "json":
@@ -135,7 +139,7 @@ def _read_policies(
     paths: Sequence[str | Path] = own.paths
     if own.ignore_other_files:
         files = [file for path in own.paths for file in object_files.list_files(Path(path), [])]
-        paths = [file for file in files if _may_contain_policy(file)]
+        paths = [file for file in files if _may_contain_policy(file, _GROUPS)]
     objects = object_files.read(paths, io.BytesIO(stdin))
     _check_kinds(objects)
     policies = list(_policies(objects))
@@ -147,7 +151,6 @@ def _read_policies(
 
 def _check_kinds(objects: object_files.FileObjects) -> None:
     """`BadInput` names each object of a group of policies whose kind is unknown."""
-    groups = {resource.group for resource in RESOURCES.values()}
     misspelt = [
         Problem(
             entry.where,
@@ -155,36 +158,47 @@ def _check_kinds(objects: object_files.FileObjects) -> None:
             f"{' or '.join(RESOURCES)}{did_you_mean(kind, list(RESOURCES))}",
         )
         for group, kind in objects.kinds()
-        if group in groups and kind not in RESOURCES
+        if group in _GROUPS and kind not in RESOURCES
         for entry in objects.entries(group, kind)
     ]
     if misspelt:
         raise BadInput("policy lint", misspelt)
 
 
-def _may_contain_policy(file: Path) -> bool:
-    """Whether a file has the apiVersion of a policy; true for what is no file, or cannot be read."""
-    if not os.path.isfile(file):  # noqa: PTH113 - Path.is_file raises OSError if a name is too long
+def _may_contain_policy(file: Path, groups: Iterable[str]) -> bool:
+    """Whether a file has the apiVersion of a policy of these API groups; true for no file, and if it cannot be read."""
+    if not _is_file(file):
         return True
-    groups = "|".join(re.escape(resource.group) for resource in RESOURCES.values())
-    pattern = rf"""apiVersion["']?\s*:\s*["']?({groups})/"""
+    pattern = rf"""apiVersion["']?\s*:\s*["']?({"|".join(map(re.escape, groups))})/"""
     try:
         return re.search(pattern.encode(), file.read_bytes()) is not None
     except OSError:
         return True
 
 
-def _report_unread_subfolders(paths: Iterable[str]) -> None:
+def _is_file(path: Path) -> bool:
+    """`Path.is_file` raises OSError if a name is too long, or a folder must not be searched."""
+    return os.path.isfile(path)  # noqa: PTH113
+
+
+def _report_unread_subfolders(paths: Iterable[str], groups: Iterable[str]) -> None:
     """Name a subfolder with policies of each folder that is read: the files in subfolders are not."""
     for path in paths:
-        for folder, subfolders, names in os.walk(path):
-            subfolders[:] = sorted(name for name in subfolders if not name.startswith("."))
-            files = (Path(folder, name) for name in names if Path(name).suffix in SUFFIXES)
-            if folder != path and any(map(_may_contain_policy, files)):
-                terminal_output.print_message(
-                    f"Note: {path}: policies in subfolders are not read, such as those in {folder}"
-                )
-                break
+        if folder := _find_subfolder_with_policies(path, groups):
+            terminal_output.print_message(
+                f"Note: {path}: policies in subfolders are not read, such as those in {folder}"
+            )
+
+
+def _find_subfolder_with_policies(path: str, groups: Iterable[str]) -> str:
+    """Empty if there is none, or the path is no folder."""
+    for folder, subfolders, names in os.walk(path):
+        subfolders[:] = sorted(name for name in subfolders if not name.startswith("."))
+        files = [Path(folder, name) for name in names if Path(name).suffix in SUFFIXES]
+        manifests = [file for file in files if _is_file(file) and file.stat().st_size <= _MAX_MANIFEST_BYTES]
+        if folder != path and any(_may_contain_policy(file, groups) for file in manifests):
+            return folder
+    return ""
 
 
 def _prometheus_facts(
@@ -298,11 +312,11 @@ def convert(ctx: click.Context, paths: Sequence[str], when_missing: Literal["pas
 
     stdin = sys.stdin.buffer.read() if "-" in paths else b""
     resource = RESOURCES["TASPolicy"]
+    _report_unread_subfolders(paths, {resource.group})
     objects = object_files.read(paths, io.BytesIO(stdin))
     policies = objects.of(resource, PolicyObject)
     if not policies:
         raise BadInput("policy convert", [Problem(" ".join(paths), "no TASPolicy", "at least one TASPolicy")])
-    _report_unread_subfolders(paths)
     sources = ObjectLineFinder(stdin)
     documents: list[str] = []
     all_converted = True

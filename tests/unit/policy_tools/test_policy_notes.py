@@ -201,23 +201,39 @@ def test_lint_refuses_a_misspelt_kind_beside_other_policies(tmp_path: Path) -> N
     assert 'did you mean "PlacementPolicy"?' in message
 
 
+_RULE = {"metricname": "temp", "operator": "GreaterThan", "target": 1}
+_TAS_POLICY = {
+    "apiVersion": "telemetry.intel.com/v1alpha1",
+    "kind": "TASPolicy",
+    "metadata": {"name": "a"},
+    "spec": {"strategies": {"dontschedule": {"rules": [_RULE]}}},
+}
+
+
 @pytest.mark.parametrize("name", ["lint", "convert"])
 def test_folder_with_policies_in_subfolders_is_named(tmp_path: Path, name: str) -> None:
-    policy = {"apiVersion": "telemetry.intel.com/v1alpha1", "kind": "TASPolicy", "metadata": {"name": "a"}}
-    rule = {"metricname": "temp", "operator": "GreaterThan", "target": 1}
-    text = json.dumps(policy | {"spec": {"strategies": {"dontschedule": {"rules": [rule]}}}})
     for folder in (tmp_path, tmp_path / "base/team-a", tmp_path / ".git"):
         folder.mkdir(parents=True, exist_ok=True)
-        (folder / "policy.yaml").write_text(text)
+        (folder / "policy.yaml").write_text(json.dumps(_TAS_POLICY))
     (tmp_path / "tests").mkdir()
     (tmp_path / "tests/suite.yaml").write_text("policy_files: [../policy.yaml]\n")
+    (tmp_path / "tests/link.yaml").symlink_to(tmp_path / "missing")
+    note = f"nodewise: Note: {tmp_path}: policies in subfolders are not read, such as those in {tmp_path}/base/team-a\n"
     result = CliRunner().invoke(command, ["policy", name, str(tmp_path)])
-    assert result.exit_code == 0
-    subfolder = tmp_path / "base/team-a"
-    assert result.stderr == (
-        f"nodewise: Note: {tmp_path}: policies in subfolders are not read, such as those in {subfolder}\n"
-    )
-    assert CliRunner().invoke(command, ["policy", name, str(subfolder)]).stderr == ""
+    assert (result.exit_code, result.stderr) == (0, note)
+    assert CliRunner().invoke(command, ["policy", name, str(tmp_path / "base/team-a")]).stderr == ""
+    (tmp_path / "policy.yaml").unlink()
+    result = CliRunner().invoke(command, ["policy", name, str(tmp_path)])
+    assert (result.exit_code, result.stderr) == (1, note)
+
+
+def test_convert_does_not_name_subfolders_of_its_results(tmp_path: Path) -> None:
+    (tmp_path / "policy.yaml").write_text(json.dumps(_TAS_POLICY))
+    (tmp_path / "converted").mkdir()
+    converted = CliRunner().invoke(command, ["policy", "convert", str(tmp_path)])
+    (tmp_path / "converted/policy.yaml").write_text(converted.stdout)
+    assert CliRunner().invoke(command, ["policy", "convert", str(tmp_path)]).stderr == ""
+    assert "are not read" in CliRunner().invoke(command, ["policy", "lint", str(tmp_path)]).stderr
 
 
 def test_lint_ignores_other_files_if_a_flag_says_so(tmp_path: Path) -> None:
