@@ -278,6 +278,8 @@ def _deployment(installation: WebhookInstallation) -> Object:
     pod = {
         "automountServiceAccountToken": False,
         "enableServiceLinks": False,
+        # nodes have the label since Kubernetes 1.14
+        **({"nodeSelector": {"kubernetes.io/os": "linux"}} if installation.version == "v1" else {}),
         "containers": [_container(installation)],
         "volumes": volumes,
         # if every node has pools, the webhook has to run on one of them
