@@ -46,6 +46,7 @@ def test_namespaces_admit_critical_pods_on_gke(control_plane_programs: Path, tmp
             printed(plane),
             (DEPLOY / "kustomize/native/nodewise.yaml").read_text(),
             (DEPLOY / "cpu-agent.yaml").read_text(),
+            (DEPLOY / "controller.yaml").read_text(),
         ]
         for number, text in enumerate(texts):
             objects = [made for made in yaml.safe_load_all(text) if made]
