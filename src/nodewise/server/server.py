@@ -29,9 +29,8 @@ from nodewise.server.options import AdminOptions, ServeOptions, is_loopback
 if TYPE_CHECKING:
     from nodewise.server.server_certificates import ServerCertificates
 
-UNSPECIFIED: Final = frozenset({"0.0.0.0", "::"})  # noqa: S104
+_UNSPECIFIED: Final = frozenset({"0.0.0.0", "::"})  # noqa: S104
 """Both are every address of both families, as in programs of Kubernetes: a pod may have no IPv4 address."""
-_EVERY_ADDRESS: Final = "::"
 _LAST_PORT: Final = 65535
 _BACKLOG: Final = 1024
 _AT_ONCE: Final = 64  # connections accepted in one step of the event loop
@@ -53,7 +52,7 @@ async def bind_socket(options: ServeOptions) -> socket.socket:
     loop = asyncio.get_running_loop()
     try:
         addresses = await loop.getaddrinfo(
-            _EVERY_ADDRESS if options.host in UNSPECIFIED else options.host,
+            "::" if options.host in _UNSPECIFIED else options.host,
             options.port,
             type=socket.SOCK_STREAM,
             flags=socket.AI_PASSIVE,
@@ -65,7 +64,7 @@ async def bind_socket(options: ServeOptions) -> socket.socket:
     try:
         listening = socket.socket(family, kind, protocol)
     except OSError as error:
-        if options.host not in UNSPECIFIED or error.errno != errno.EAFNOSUPPORT:
+        if options.host not in _UNSPECIFIED or error.errno != errno.EAFNOSUPPORT:
             raise BadSettings("the port cannot be opened", [_socket_bind_problem(options, error)]) from error
         listening = socket.socket(socket.AF_INET, kind)  # the kernel has no IPv6
         family, address = socket.AF_INET, ("0.0.0.0", options.port)  # noqa: S104
@@ -281,7 +280,7 @@ class HttpServer:
     @property
     def url(self) -> str:
         """Scheme, address and port, as a client on this machine can use them."""
-        host = "127.0.0.1" if self._options.host in UNSPECIFIED else self._options.host
+        host = "127.0.0.1" if self._options.host in _UNSPECIFIED else self._options.host
         scheme = "http" if self._options.unsafe else "https"
         return f"{scheme}://{f'[{host}]' if ':' in host else host}:{self.port}"
 
