@@ -48,7 +48,13 @@ from nodewise.agents.gpu import placement_strategies as placements
 from nodewise.agents.gpu import pod_gpu_requests as demands
 from nodewise.agents.gpu.allocation_record import NO_RECORD, ContainerRequest, Reservation
 from nodewise.agents.gpu.device_layout import DEVICE
-from nodewise.agents.gpu.device_placement import DeviceDemand, DevicePredictions, DeviceScores
+from nodewise.agents.gpu.device_placement import (
+    MOST_STEPS,
+    MOST_STEPS_OF_COMMANDS,
+    DeviceDemand,
+    DevicePredictions,
+    DeviceScores,
+)
 from nodewise.agents.gpu.dra_nodes import DraDetails
 from nodewise.agents.gpu.fit import FitResult, build_details, fit
 from nodewise.agents.gpu.gpu_arrays import ABSENT, GpuLayout, GpuUsage, Mask
@@ -181,7 +187,7 @@ class GpuAgent(
         self._is_serving = False
 
     def serve(self) -> None:
-        """From now on, the devices and CPU of a pod that was scored are expected to be in use."""
+        """From now on, answers must be fast, and the devices and CPU of a scored pod are expected to be in use."""
         self._is_serving = True
 
     @property
@@ -280,7 +286,8 @@ class GpuAgent(
         key, pods = (pod.metadata.namespace, pod.metadata.name), agent_state.pods.by_key
         self._predictions.forget_seen(key, agent_state.devices, agent_state.claims, pods, snapshot.at)
         devices, classes = agent_state.device_layout, agent_state.device_classes
-        return self._predictions.score(devices, classes, wanted, columns)
+        steps = MOST_STEPS if self._is_serving else MOST_STEPS_OF_COMMANDS
+        return self._predictions.score(devices, classes, wanted, columns, steps)
 
     def _score_devices(  # complexity: nodes of both forms
         self,

@@ -48,9 +48,11 @@ _MOST_REQUESTS: Final = 64
 """Different requests whose predictions are kept. Tenants choose how many there are."""
 _MOST_RESULTS: Final = 4096
 """Different predictions of one request; with more, all are forgotten."""
-_MOST_STEPS: Final = 6_000
+MOST_STEPS: Final = 6_000
 """Steps of the searches for one pod: about 800 nodes with eight devices, in about 100 ms. Further nodes that changed
 have no points until the next pod with this request."""
+MOST_STEPS_OF_COMMANDS: Final = 600_000
+"""The same for a command, whose pods wait for no scheduler: all of 5,000 nodes with 40 devices, in about 10 s."""
 _EXPECTED_S: Final = 10.0
 """After this time an allocation or node that was not seen does not count."""
 _MOST_NETWORK_CHECKS: Final = 2_048
@@ -280,6 +282,7 @@ class DevicePredictions:
         classes: Mapping[str, DeviceClass],
         demand: DeviceDemand,
         columns: NDArray[np.intp],
+        most_steps: int,
     ) -> DeviceScores:
         """Predict the devices of a demand on nodes, which are columns of the layout."""
         if classes != self._classes:
@@ -289,7 +292,7 @@ class DevicePredictions:
         known = self._known(devices, demand)
         stale = columns[devices.versions[columns] != known.versions[columns]]
         stale = stale[stale < len(devices.nodes)]
-        budget, expected = SearchBudget(_MOST_STEPS), self._expected_by_node()
+        budget, expected = SearchBudget(most_steps), self._expected_by_node()
         predicted_below = {devices.columns.get(name) for name in expected}
         for column in stale.tolist():
             if column in predicted_below:

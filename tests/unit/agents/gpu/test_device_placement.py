@@ -171,6 +171,13 @@ def test_node_where_the_claim_does_not_fit_has_no_points_and_is_not_rejected() -
     assert details[2] == "the claims do not fit the free devices"
 
 
+def test_command_examines_nodes_beyond_the_limit_of_a_request() -> None:
+    cluster = Cluster("pack", *(slices(f"n{at}") for at in range(1_200)), claim("c"), nodes=1_200)
+    assert cluster.decide(pod("p", "c"))[1][-1] == "devices not predicted: too many nodes changed"
+    cluster.agent = GpuAgent(GpuOptions(gpu_placement="pack"), GENERIC)
+    assert cluster.decide(pod("p", "c"))[1][-1] == "devices gpu: gpu-0"
+
+
 def test_device_that_a_rule_taints_is_not_predicted() -> None:
     cluster = Cluster("pack", *THREE, *HELD, claim("c"))
     rule = device_objects.taint_rule("r", driver=device_objects.DRIVER, pool="n2", device="gpu-1")
