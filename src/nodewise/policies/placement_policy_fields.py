@@ -201,7 +201,7 @@ RANGE_TYPE: Final = ValueType(
     },
 )
 _SHARE_TYPE: Final = _text(
-    'a text with a number between 0 and 1, such as "0.5"', 20, "0?[.][0-9]{0,8}[1-9][0-9]{0,8}"
+    'a text with a number above 0 and below 1, such as "0.5"', 20, "0?[.][0-9]{0,8}[1-9][0-9]{0,8}"
 )
 """Other numbers could always, or never, be exceeded."""
 _GUARD_DURATION_TYPE: Final = _text(
