@@ -10,6 +10,7 @@ continues with both.
 
 import contextlib
 import math
+import re
 from collections import Counter
 from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
 from fractions import Fraction
@@ -55,6 +56,7 @@ from nodewise.policies.policy_status_fields import DeviceStateGroup, RuleCounts
 from nodewise.policies.rule_evaluation import Mask
 from nodewise.policies.rule_states import align
 
+_UUID: Final = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}$")
 ABSENT_S: Final = 3600.0
 """How long a device without a slice stays tainted: a driver that restarts publishes its slices again."""
 
@@ -413,23 +415,29 @@ def _unmatched_text(place: str, rule: DeviceRule, evaluation: _Evaluation, table
     driver, attribute, match = rule.driver, rule.attribute, evaluation.match
     if match is None or not match.unmatched_count:
         return ""
-    values = table.identities[driver, attribute]
     label = rule.parts[0].device_label
     where = f"the attribute {attribute}" if attribute else "the name"
     example = match.unmatched[0]
-    examples = [value for value in values[:_MAX_COMPARED] if value]
-    closest = closest_name(comparable_identity(example), examples)
-    hint = (
-        f"; the closest value is {_quoted(closest)}"
-        if closest
-        else f"; a device has {_quoted(next(filter(None, values)))}"
-    )
+    hint = _hint(table, rule, comparable_identity(example))
     count = match.unmatched_count
     values_of, such_as, are = ("value", "", "is") if count == 1 else ("values", "such as ", "are")
     return (
         f"{place}: {count} {values_of} of the label {_quoted(label)}, {such_as}{_quoted(example)}, {are}"
         f" {where} of no device of the driver {driver}{hint}"
     )
+
+
+def _hint(table: DeviceTable, rule: DeviceRule, identity: str) -> str:
+    """The other attribute that has a value which no device has, or else a value that devices have."""
+    for (driver, attribute), others in table.identities.items():
+        if driver == rule.driver and attribute != rule.attribute and identity in others:
+            return f"; devices have it as {f'the attribute {attribute}' if attribute else 'the name'}"
+    values = table.identities[rule.driver, rule.attribute]
+    # UUIDs are random: a similar one says nothing
+    examples = [] if _UUID.search(identity) else [value for value in values[:_MAX_COMPARED] if value]
+    if closest := closest_name(identity, examples):
+        return f"; the closest value is {_quoted(closest)}"
+    return f"; a device has {_quoted(next(filter(None, values)))}"
 
 
 def _quoted(text: str) -> str:

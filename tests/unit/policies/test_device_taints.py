@@ -87,11 +87,7 @@ class Evaluator:
         self.now += after_s
         merged = {**self.values, **values}
         self.values = {name: value for name, value in merged.items() if value is not None}
-        attributes = {
-            rule.driver: (rule.attribute,) if rule.attribute else ()
-            for each in self.policies
-            for rule in each.device_taints
-        }
+        attributes = device_matching.attributes_of_rules(self.policies)
         absent = [device for rule in self.own_rules if (device := rule.device)]
         table = cooperative_scheduling.run_without_pauses(
             device_matching.build_table(self.slices, attributes, absent)
@@ -440,6 +436,19 @@ def test_unmatched_series_are_reported_with_the_closest_value(
     assert expected in evaluator.report().unmatched
     assert bool(expected) == bool(evaluator.report().unmatched)
     assert bool(evaluator.report().inapplicable) == ("driver" in rule)
+
+
+def test_attribute_that_has_an_unmatched_uuid_is_reported_and_no_similar_one() -> None:
+    """The series of a GPU with MIG devices has the UUID of the GPU, which is another attribute of its parts."""
+    whole, parent, unknown = (f"df6e7a7c-7314-46f8-abc4-b88b36dcf3a{at}" for at in range(3))
+    listed = msgspec.structs.replace(slices("n1", count=2)[0], identities=(("", parent), (whole, "mig-1")))
+    evaluator = Evaluator(policy(HOT, HOT | {"deviceAttribute": "parentUUID"}), listed=[listed])
+    evaluator.step({f"n1/GPU-{whole}": 1, f"n1/GPU-{parent}": 1})
+    of_uuid, of_parent = evaluator.report().unmatched.split("; deviceTaints[1]")
+    assert of_uuid.endswith("; devices have it as the attribute parentUUID")
+    assert of_parent.endswith("; devices have it as the attribute uuid")
+    evaluator.step({f"n1/GPU-{parent}": None, f"n1/GPU-{unknown}": 1})
+    assert f'; a device has "{whole}"' in evaluator.report().unmatched
 
 
 def test_devices_with_several_series_of_different_values_are_reported() -> None:
