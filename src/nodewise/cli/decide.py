@@ -28,7 +28,7 @@ from nodewise.cli.options_from_settings import ClusterOptions, CommandLine, Repl
 from nodewise.cli.parameter_types import AgentNames, NamespaceName
 from nodewise.cli.setting_declarations import CommandOptions
 from nodewise.cli.terminal_output import Progress
-from nodewise.devices.device_inventory import RESOURCE_SLICES
+from nodewise.devices.device_inventory import DEVICE_CLASSES, RESOURCE_CLAIMS, RESOURCE_SLICES
 from nodewise.engine import cluster_state_changes, decision_json
 from nodewise.engine.agent_chain import AgentChain, ChainOptions, assign_weights
 from nodewise.engine.decision import Decision
@@ -515,10 +515,10 @@ def _print_decisions(inputs: DecisionInputs, own: DecideOptions) -> bool:
         terminal_output.print_message(
             f"Warning: {more} more nodes with GPUs have problems; GET /state/gpu lists them"
         )
-    if RESOURCE_SLICES in inputs.objects.refused and any(
-        map(_may_request_devices, _pods_to_decide(inputs.objects, inputs.selection))
-    ):
-        terminal_output.print_message("whether free devices fit pods is not checked without resourceslices")
+    refused = sorted(inputs.objects.refused & {DEVICE_CLASSES, RESOURCE_CLAIMS, RESOURCE_SLICES})
+    if refused and any(map(_may_request_devices, _pods_to_decide(inputs.objects, inputs.selection))):
+        kinds = ", ".join(refused).replace("_", "")
+        terminal_output.print_message(f"whether free devices fit pods is not known without {kinds}")
     telemetry = inputs.snapshot.agent_states.get("telemetry")
     if own.cluster and telemetry is not None:
         pods = _pods_to_decide(inputs.objects, inputs.selection)

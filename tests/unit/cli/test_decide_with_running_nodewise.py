@@ -159,4 +159,8 @@ def test_devices_are_checked_without_the_agent_gpu(
     replica.api.refused = RESOURCE_SLICES.plural
     [decision] = replica.decide()["decisions"]
     assert (decision["feasible"], decision.get("misfits")) == (["a", "b"], None)
-    assert "whether free devices fit pods is not checked" in replica.run().stderr
+    for kind in (RESOURCE_SLICES, RESOURCE_CLAIMS, DEVICE_CLASSES):
+        replica.api.refused = kind.plural
+        stderr = replica.run().stderr
+        assert f"whether free devices fit pods is not known without {kind.plural}" in stderr
+        assert "Traceback" not in stderr
