@@ -1,6 +1,7 @@
 """`nodewise policy`: writes policies, and checks, tests and converts them without a cluster."""
 
 import io
+import itertools
 import os
 import re
 import sys
@@ -45,6 +46,8 @@ _NAMES_RANGE_S: Final = 3600.0  # metrics that ended longer ago are unknown
 _LABEL_NAME: Final = re.compile("[a-zA-Z_][a-zA-Z0-9_]*")
 _GROUPS: Final = frozenset(resource.group for resource in RESOURCES.values())
 """The API groups of all kinds of policies."""
+_MAX_FOLDERS: Final = 1000
+"""Folders that are searched for policies. A folder with the sources of many programs takes more than a minute."""
 _MAX_MANIFEST_BYTES: Final = 2**20
 """Larger files in subfolders are data."""
 _LAST_APPLIED: Final = "kubectl.kubernetes.io/last-applied-configuration"  # the annotation of `kubectl apply`
@@ -191,8 +194,8 @@ def _report_unread_subfolders(paths: Iterable[str], groups: Iterable[str]) -> No
 
 
 def _find_subfolder_with_policies(path: str, groups: Iterable[str]) -> str:
-    """Empty if there is none, or the path is no folder."""
-    for folder, subfolders, names in os.walk(path):
+    """Empty if there is none among the first subfolders, or the path is no folder."""
+    for folder, subfolders, names in itertools.islice(os.walk(path), _MAX_FOLDERS):
         subfolders[:] = sorted(name for name in subfolders if not name.startswith("."))
         files = [Path(folder, name) for name in names if Path(name).suffix in SUFFIXES]
         manifests = [file for file in files if _is_file(file) and file.stat().st_size <= _MAX_MANIFEST_BYTES]
