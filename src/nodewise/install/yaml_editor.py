@@ -100,7 +100,12 @@ def rewrite_document(document: Document, expected: Any) -> bytes:
 
 
 class _Dumper(yaml.SafeDumper):
-    """Writes multi-line strings as blocks, and no anchors."""
+    """Writes multi-line strings as blocks, no anchors, and in quotes what PyYAML or Kubernetes read otherwise."""
+
+    yaml_implicit_resolvers = {  # noqa: RUF012 - PyYAML's way
+        start: [*types, *KubernetesLoader.yaml_implicit_resolvers.get(start, [])]
+        for start, types in yaml.SafeDumper.yaml_implicit_resolvers.items()
+    }
 
     def ignore_aliases(self, data: Any) -> bool:  # noqa: ARG002 - PyYAML's own
         return True
