@@ -45,7 +45,7 @@ def prometheus(
 def reader(plane: ControlPlane, tmp_path: Path) -> Iterator[PageReader]:
     """A reader with the cluster of the page before."""
     for name in WORKERS:
-        plane.api.create(kubernetes_objects.node(name))
+        plane.api.create(kubernetes_objects.node(name, labels={"kubernetes.io/os": "linux"}))
     plain = docs_page_runner.plain_environment()
     environment = {
         **plain,
