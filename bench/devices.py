@@ -146,7 +146,7 @@ def _do_nothing(setting: Setting) -> Iterator[Object]:
     """The entry of an extender that accepts all nodes, and prefers none."""
     made = setting.certificates
     certificates = benchmark_servers.Certificates(
-        made.authority.ca_file, made.authority.ca_file, made.server, made.client, made.client
+        made.authority.ca_file, made.authority.ca_file, made.server, made.client
     )
     prioritized = setting.folder / "prioritized.json"
     prioritized.write_text("[]")
