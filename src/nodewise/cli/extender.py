@@ -133,12 +133,16 @@ def _wire_with_snapshots(config: ServerConfig, tools: ClockAndMetrics) -> WiredS
     )
     config = server_components.set_namespace_of_agents(config, api.namespace if api else "")
     paths, needs = InputPaths(own.metrics, own.objects_from), _data_requirements(config)
-    snapshots = server_components.create_snapshot_components(
-        config, api, paths, needs, tools, reads_names=True
-    )
+    snapshots = server_components.create_snapshot_components(config, api, paths, needs, tools)
     request_memory = server_components.RequestMemory()
     request_memory.keep(0)
-    snapshots.cache.on_publish(lambda: request_memory.keep(len(snapshots.cache.snapshot.nodes)))
+
+    def prepare_for_requests() -> None:
+        nodes = snapshots.cache.snapshot.nodes
+        nodes.prepare()
+        request_memory.keep(len(nodes))
+
+    snapshots.cache.on_publish(prepare_for_requests)
     recorder = _create_request_recorder(config, snapshots.cache, tools)
     request_handler = RequestHandler(
         config.agents, config.agent_options, snapshots.states, config.settings[ChainOptions]

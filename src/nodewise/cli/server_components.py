@@ -334,12 +334,8 @@ def create_snapshot_components(
     needs: DataRequirements,
     tools: ClockAndMetrics,
     shards: NodeShards | None = None,
-    *,
-    reads_names: bool = False,
 ) -> SnapshotComponents:
-    """Snapshots of a cluster, or of files if there is no `api`. With `shards`, only of the nodes of this replica.
-    `reads_names` is that of `SnapshotCache`.
-    """
+    """Snapshots of a cluster, or of files if there is no `api`. With `shards`, only of the nodes of this replica."""
     if api is None:
         feed = object_feed.watch_files(paths.objects_from, needs, 0.2)
     elif shards is None:
@@ -367,9 +363,7 @@ def create_snapshot_components(
         sources = [*computed_metrics.create_sources(inputs), *sources]
     refresher = MetricsRefresher(sources, refresh, *tools, own_nodes)
     states = create_agent_states(config)
-    cache = SnapshotCache(
-        states, feed.stores, refresher, *tools, refresh.sync_period_s, reads_names=reads_names
-    )
+    cache = SnapshotCache(states, feed.stores, refresher, *tools, refresh.sync_period_s)
     refresher.subscribe(cache.touch)
     cache.touch()
     return SnapshotComponents(feed, sources, refresher, states, cache, paths.metrics)

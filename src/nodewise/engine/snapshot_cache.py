@@ -68,14 +68,8 @@ class SnapshotCache:
         clock: Clock,
         metrics: MetricsRegistry,
         period_s: float,
-        *,
-        reads_names: bool = False,
     ) -> None:
-        """`reads_names`: whether requests with names of nodes use the snapshots, so that the table of names is built in
-        advance.
-        """
         self.snapshot = Snapshot(NodeIndex(), {}, clock.now())
-        self._reads_names = reads_names
         self._builders = builders
         self._stores = stores
         self._refresher = refresher
@@ -204,7 +198,7 @@ class SnapshotCache:
             raise
 
     async def _build_snapshot(self) -> None:
-        cluster_state, metric_requests = await self._take_cluster_state()
+        cluster_state, metric_requests = self._take_cluster_state()
         generation = self._reports.report(cluster_state)
         for name in self._agent_states.agents_to_rebuild(cluster_state):
             began = self._clock.monotonic()
@@ -226,7 +220,7 @@ class SnapshotCache:
         async for _ in cooperative_scheduling.iterate_with_pauses(range(len(dropped))):
             dropped.pop()  # to free 5,000 samples takes some tenths of a millisecond
 
-    async def _take_cluster_state(self) -> tuple[ClusterState, frozenset[MetricRequest]]:
+    def _take_cluster_state(self) -> tuple[ClusterState, frozenset[MetricRequest]]:
         """The cluster state of now, all objects of one instant, and the metrics that its objects name."""
         self._responses, self._amendments = [], dict(self._lasting)
         changes = self._log.take()
@@ -235,7 +229,7 @@ class SnapshotCache:
         versions = {name: store.resource_version for name, store in self._stores.objects.items()}
         for name, changed in (changes or {}).items():
             self._reports.note(name, changed)
-        index = await self._node_index(nodes, changes)
+        index = self._node_index(nodes, changes)
         self._read_metric_requests(objects, changes)
         metric_requests = frozenset[MetricRequest]().union(*self._metric_requests.values())
         self._refresher.set_requests(metric_requests)
@@ -243,7 +237,7 @@ class SnapshotCache:
         node_objects = nodes if self._reads_nodes else {}
         return ClusterState(index, objects, metrics, now, node_objects, versions, changes), metric_requests
 
-    async def _node_index(
+    def _node_index(
         self, nodes: Mapping[ObjectKey, Any], changes: Mapping[str, Changes[Any]] | None
     ) -> NodeIndex:
         """The same index while the set of nodes is the same, so that columns keep their layout."""
@@ -251,11 +245,7 @@ class SnapshotCache:
             change.old is None or change.new is None for change in changes.get(NODES, {}).values()
         ):
             return self._cluster_state.nodes
-        index = NodeIndex(name for _, name in nodes)
-        if self._reads_names:
-            await asyncio.sleep(0)
-            index.prepare()
-        return index
+        return NodeIndex(name for _, name in nodes)
 
     def _read_metric_requests(
         self, objects: Mapping[str, Mapping[ObjectKey, Any]], changes: Mapping[str, Changes[Any]] | None

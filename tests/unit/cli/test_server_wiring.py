@@ -25,6 +25,7 @@ from nodewise.kube.kubeconfig import KubeOptions
 from nodewise.kube.leader_election import EXTENDER_LEASE
 from nodewise.kube.resource_kinds import LEASES, NODES, PODS, Resource
 from nodewise.metrics.metrics_source import RefreshOptions
+from nodewise.metrics.node_index import NodeIndex
 from nodewise.observe.metrics_registry import MetricsRegistry
 from nodewise.policies.options import TelemetryOptions
 from nodewise.scheduling_model import in_memory_api_http_server
@@ -115,6 +116,30 @@ def test_a_pod_is_filtered_and_bound(tmp_path: Path) -> None:
         (NAMESPACE, "gpu-n1"),
         (NAMESPACE, EXTENDER_LEASE),
     } <= leases.keys()
+
+
+def test_table_of_node_names_is_built_before_requests(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    api, created = FakeApi(TASPOLICIES), []
+    api.put(NODES, {"metadata": {"name": "n1"}, "status": {"allocatable": {}}})
+    create = server_components.create_snapshot_components
+
+    def create_and_keep(*arguments: Any) -> server_components.SnapshotComponents:
+        created.append(create(*arguments))
+        return created[-1]
+
+    monkeypatch.setattr(server_components, "create_snapshot_components", create_and_keep)
+
+    async def main(kubeconfig: Path) -> NodeIndex:
+        tools = ClockAndMetrics(SystemClock(), MetricsRegistry())
+        async with running(extender_wiring.wire_extender(config(kubeconfig), tools)):
+            return created[0].cache.snapshot.nodes
+
+    with in_memory_api_http_server.serving(api) as server:
+        nodes = asyncio.run(main(server.kubeconfig(tmp_path)))
+    assert nodes.known == ("n1",)
+    assert "table" in vars(nodes)
 
 
 @pytest.mark.parametrize(

@@ -72,7 +72,7 @@ def named(*names: str, size: int = 0) -> list[Any]:
 
 
 class Parts:
-    def __init__(self, *, reads_names: bool = False) -> None:
+    def __init__(self) -> None:
         self.nodes, self.things, self.records = (StoreWriter[Any]() for _ in range(3))
         self.counting, self.sizes = CountingBuilder(), Sizes()
         self.clock, self.metrics_registry = ManualClock(50.0), MetricsRegistry()
@@ -84,13 +84,7 @@ class Parts:
         )
         states: Any = {"t": self.counting, "s": self.sizes}
         self.snapshot_cache = SnapshotCache(
-            states,
-            stores,
-            self.refresher,
-            self.clock,
-            self.metrics_registry,
-            PERIOD_S,
-            reads_names=reads_names,
+            states, stores, self.refresher, self.clock, self.metrics_registry, PERIOD_S
         )
 
     def _learn(self, answer: bytes) -> Any:
@@ -135,11 +129,9 @@ class TestPublishing:
         snapshot = parts.snapshot_cache.snapshot
         assert (snapshot.agent_states["t"], snapshot.at, snapshot.generation) == (2, 50.0, 2)
 
-    @pytest.mark.parametrize("reads_names", [False, True])
-    async def test_table_of_names_is_built_in_advance_for_requests_only(self, *, reads_names: bool) -> None:
-        parts = Parts(reads_names=reads_names)
+    async def test_publishing_builds_no_table_of_node_names(self, parts: Parts) -> None:
         await parts.full()
-        assert ("table" in vars(parts.snapshot_cache.snapshot.nodes)) == reads_names
+        assert "table" not in vars(parts.snapshot_cache.snapshot.nodes)
 
     async def test_the_index_stays_while_the_nodes_do(self, parts: Parts) -> None:
         await parts.full()
