@@ -23,6 +23,7 @@ from nodewise.agents.gpu.allocation_record import NO_RECORD
 from nodewise.agents.gpu.gpu_node_labels import MOST_GROUPS, MOST_LINKS, MOST_SUBDEVICES
 from nodewise.agents.gpu.node_gpus import MOST_GPUS, NodeGpus
 from nodewise.base import cooperative_scheduling
+from nodewise.base.errors import list_first
 
 Codes = NDArray[np.int32]
 MAX_AMOUNT: Final = 2**63 - 1
@@ -554,10 +555,9 @@ class ResourceCap:
         if kept is None or gpus.capacity.keys() <= kept:
             return gpus
         gone = sorted(gpus.capacity.keys() - kept)
-        more = f" and {len(gone) - _NAMED} more" if len(gone) > _NAMED else ""
         problem = (
             f"nodes have more than {len(kept)} different resources of GPUs; few have "
-            f"{', '.join(gone[:_NAMED])}{more}, which count as absent"
+            f"{list_first(gone, _NAMED)}, which count as absent"
         )
         capacity = {resource: row for resource, row in gpus.capacity.items() if resource in kept}
         return gpus._replace(capacity=capacity, problems=(*gpus.problems, problem))

@@ -25,7 +25,7 @@ from nodewise.agents.gpu.allocation_record import AllocationRecord, GpuNames, Re
 from nodewise.agents.gpu.gpu_pod_fields import GPU_NUMBERS, GPUS, SUBDEVICES, AllocatedPod
 from nodewise.agents.gpu.node_gpus import NodeGpus
 from nodewise.agents.gpu.vendor_resource_names import ResourceProfile
-from nodewise.base.errors import shown
+from nodewise.base.errors import list_first, shown
 
 _MOST_GPUS: Final = 1024
 """The most GPUs in one pod's annotation. Tenants write it, and no pod that requests more than some hundred is
@@ -330,5 +330,4 @@ _NAMED: Final = 5
 
 def _pods_holding_gpu(allocations: NodeAllocations, gpu: str) -> str:
     names = [allocation.pod for allocation in allocations.by_uid.values() if gpu in allocation.amounts]
-    more = f" and {len(names) - _NAMED} more" if len(names) > _NAMED else ""
-    return ", ".join(names[:_NAMED]) + more
+    return list_first(names, _NAMED)

@@ -31,7 +31,7 @@ from nodewise.agents.gpu.gpu_node_labels import (
 )
 from nodewise.agents.gpu.missing_gpus import MissingGpus
 from nodewise.agents.gpu.vendor_resource_names import ResourceProfile
-from nodewise.base.errors import UNREADABLE, shown, truncate
+from nodewise.base.errors import UNREADABLE, list_first, shown, truncate
 
 _DIGITS: Final = re.compile(r"(\d+)")
 _NAMED: Final = 4
@@ -201,29 +201,26 @@ def describe_unknown_places(names: Sequence[str], rows: Mapping[str, Sequence[in
     without = _names_where(names, [not any(column) for column in zip(*rows.values(), strict=True)])
     if len(rows) > 1:
         kinds = having | {"none": without}
-        assumed = "; ".join(f"{resource}: {_list_names(kind)}" for resource, kind in kinds.items() if kind)
+        assumed = "; ".join(
+            f"{resource}: {list_first(kind, _NAMED)}" for resource, kind in kinds.items() if kind
+        )
         return f"which of {len(names)} GPUs have which resource is not known, assumed are {assumed}"
     ((resource, row),) = rows.items()
     if without:
         return (
             f"{sum(row)} {resource} is allocatable, for {len(names) - len(without)} of {len(names)} GPUs; which ones is"
-            f" not known, assumed without: {_list_names(without)}"
+            f" not known, assumed without: {list_first(without, _NAMED)}"
         )
     least = _names_where(names, [units == min(row) for units in row])
     return (
         f"{sum(row)} {resource} is no multiple of the {max(row)} units per GPU; which GPU has {min(row)} is not known,"
-        f" assumed: {_list_names(least)}"
+        f" assumed: {list_first(least, _NAMED)}"
     )
 
 
 def _names_where(names: Sequence[str], values: Sequence[int]) -> list[str]:
     """The names with a value, in natural order."""
     return natural_order(name for name, value in zip(names, values, strict=True) if value)
-
-
-def _list_names(names: Sequence[str]) -> str:
-    more = f" and {len(names) - _NAMED} more" if len(names) > _NAMED else ""
-    return ", ".join(names[:_NAMED]) + more
 
 
 class GpuShare(NamedTuple):
