@@ -254,8 +254,12 @@ OUTSIDE = native(controllers=(), leases=(IN_NATIVE_MODE,))
 GATED = NATIVE.pods[0]._replace(waits_for_labels=True, is_gated=True, node="")
 CASES: dict[str, dict[str, Facts]] = {
     "": {
-        "none, and no GPUs": with_admission_policies(NODES_LIMITED, TRUST_LIMITED, agents="telemetry"),
-        "an account that kube-scheduler shares": with_admission_policies()._replace(extenders=(SHARED,)),
+        "no admission policy of pods, and no GPUs": with_admission_policies(
+            NODES_LIMITED, TRUST_LIMITED, agents="telemetry"
+        ),
+        "no admission policies, and an account that kube-scheduler shares": with_admission_policies()._replace(
+            extenders=(SHARED,)
+        ),
         "a sound set-up": SOUND,
         "most nodes without a value": SOUND._replace(
             metrics={"heat": MetricCoverage(8, missing=("c",) * 12)}
@@ -276,7 +280,7 @@ CASES: dict[str, dict[str, Facts]] = {
             leases=(IN_NATIVE_MODE,)
         ),
         "a controller outside of the cluster": OUTSIDE,
-        "the same, an older one": OUTSIDE._replace(leases=(LEASE,)),
+        "an older controller outside of the cluster": OUTSIDE._replace(leases=(LEASE,)),
         "a pod with a new gate": OUTSIDE._replace(pods=(GATED._replace(age_s=50),)),
         "an old gate that a tenant wrote": OUTSIDE._replace(
             pods=(*NATIVE.pods, GATED._replace(age_s=90, selected_by=()))
@@ -285,7 +289,7 @@ CASES: dict[str, dict[str, Facts]] = {
         "a controller beside an extender, without the admission policies of native mode": SOUND._replace(
             controllers=(CONTROLLER._replace(settings={}),), leases=(LEASE._replace(native_mode=False),)
         ),
-        "nobody may try whether kubelets can write labels": native(
+        "no right to try whether kubelets can write labels": native(
             node_restriction=UnavailableFact("a kubelet's rights", "forbidden", is_minor=True)
         ),
         "all shards are held": with_lease(shards=(LEASE, LEASE)),
@@ -301,7 +305,7 @@ CASES: dict[str, dict[str, Facts]] = {
         "selected pods with a request": not_sent()._replace(
             pods=(POD, POD._replace(policy="", selected_by=(COOL.where,)))
         ),
-        "the host's DNS, and calls come": with_replica_metrics()._replace(
+        "the DNS policy ClusterFirst, and calls come": with_replica_metrics()._replace(
             schedulers=pod(dns_policy="ClusterFirst").schedulers
         ),
         "both hosts": with_several_hosts(CONFIGURATION, CONFIGURATION),
@@ -310,30 +314,32 @@ CASES: dict[str, dict[str, Facts]] = {
         "an empty key": tls(keyData=""),
         "a key that 1.38 does not log": key_in_entry("registry.k8s.io/kube-scheduler:v1.38.0"),
         "5,000 nodes, 400 rejected": with_rejected_nodes(400),
-        "all are rejected": with_rejected_nodes(5000),
-        "few nodes": with_rejected_nodes(80, nodes=90),
-        "its pods avoid them": with_rejected_nodes(600)._replace(pods=(POD._replace(avoids_violating=True),)),
+        "5,000 nodes, all rejected": with_rejected_nodes(5000),
+        "90 nodes, 80 rejected": with_rejected_nodes(80, nodes=90),
+        "pods avoid the rejected nodes": with_rejected_nodes(600)._replace(
+            pods=(POD._replace(avoids_violating=True),)
+        ),
         "a policy that filters nothing": with_rejected_nodes(600, strategies=("scheduleonmetric",)),
         "a field of a fork": SOUND._replace(
             schedulers=(scheduler(CONFIGURATION | {"koordinator": {}}, FORK),)
         ),
-        "a mark that nodes have": entry(managedResources=COUNTED)._replace(node_resources=MARK),
-        "a mark, and no nodes": entry(managedResources=COUNTED)._replace(node_count=0),
+        "a managed resource that nodes have": entry(managedResources=COUNTED)._replace(node_resources=MARK),
+        "a managed resource, and no nodes": entry(managedResources=COUNTED)._replace(node_count=0),
         "rules that flap are only noted": policy(true_conditions=(("Flapping", "why"),)),
         "usage of the last minute": SOUND._replace(usage_samples=UsageSamples(60, 90)),
-        "one that filters by its affinity": SOUND._replace(
+        "a pod that filters by its affinity": SOUND._replace(
             pods=(POD._replace(resources=(), avoids_violating=True),)
         ),
         "a selected pod": selected_pod(),
-        "cards": SOUND._replace(gpu_nodes=(GpuNodeInfo("g", 8, "gpu.intel.com/i915"),)),
+        "GPUs with labels": SOUND._replace(gpu_nodes=(GpuNodeInfo("g", 8, "gpu.intel.com/i915"),)),
         "nothing to deschedule": policy(strategies=("dontschedule",))._replace(deschedulers=()),
         "another plugin in native mode": NATIVE._replace(deschedulers=(OTHER_PLUGIN,)),
-        "one identity for one": extender(settings={"identity": "nodewise"}, replicas=1, ready=1),
+        "one identity for one replica": extender(settings={"identity": "nodewise"}, replicas=1, ready=1),
         "the name of the pod": extender(settings={"identity": "$(POD_NAME)"}),
         "an identity from a field of the pod": extender(settings={"identity": ""}),
-        "a pod on its way": waiting(age_s=1.0),
+        "a pod that waits for a second": waiting(age_s=1.0),
         "a gated pod": waiting(is_gated=True),
-        "a pod that was looked at": waiting(message="Unschedulable: 0/20 nodes"),
+        "a pod that a scheduler has rejected": waiting(message="Unschedulable: 0/20 nodes"),
         "an older Kubernetes is a note": SOUND._replace(cluster_version=SchedulerVersion(29)),
         "the oldest tested Kubernetes": SOUND._replace(cluster_version=SchedulerVersion(36)),
         "no scores of policies that avoid": without_scores(strategies=("avoid",)),
@@ -355,11 +361,11 @@ CASES: dict[str, dict[str, Facts]] = {
         "no schedulers, but calls come": with_replica_metrics()._replace(schedulers=()),
         "refused here, and ready there": server(certificates=(), address="", rejection=None, is_refused=True),
         "no handshake": server(certificates=(), address="", rejection=None),
-        "nobody counts": with_rejected_nodes(None),
-        "nodes unread": SOUND._replace(
+        "rejected nodes are not counted": with_rejected_nodes(None),
+        "no right to list nodes": SOUND._replace(
             node_count=FORBIDDEN, node_resources=FORBIDDEN, gpu_nodes=FORBIDDEN, kubelets=FORBIDDEN
         ),
-        "schedulers unread": SOUND._replace(schedulers=FORBIDDEN),
+        "no right to read schedulers": SOUND._replace(schedulers=FORBIDDEN),
     },
     "nodes-without-values": {
         "a node without a value": SOUND._replace(metrics={"heat": MetricCoverage(19, missing=("c",))}),
@@ -383,7 +389,7 @@ CASES: dict[str, dict[str, Facts]] = {
         "GPUs without a resource": SOUND._replace(
             gpu_nodes=(GpuNodeInfo("g", 0, "", label="nvidia.com/gpu.count"),)
         ),
-        "cards without labels": SOUND._replace(gpu_nodes=(GpuNodeInfo("g", 0, "gpu.intel.com/i915"),)),
+        "GPUs without labels": SOUND._replace(gpu_nodes=(GpuNodeInfo("g", 0, "gpu.intel.com/i915"),)),
     },
     "bind-verb-missing": {
         "no bind outside of the cluster": entry(bindVerb=None)._replace(extenders=()),
@@ -391,15 +397,17 @@ CASES: dict[str, dict[str, Facts]] = {
         "no preempt": entry(preemptVerb=None),
     },
     "native-mode-off": {
-        "an older controller, which does not": with_controller(),
-        "a leader that says so": with_lease(native_mode=False),
-        "the same off": OUTSIDE._replace(leases=(LEASE._replace(native_mode=False),)),
+        "a controller that does not follow the admission policies": with_controller(),
+        "a leader without native mode": with_lease(native_mode=False),
+        "a leader without native mode outside of the cluster": OUTSIDE._replace(
+            leases=(LEASE._replace(native_mode=False),)
+        ),
         "a pod with an old gate": OUTSIDE._replace(pods=(GATED._replace(age_s=90),)),
     },
     "replicas-not-ready": {
         "a controller that is not ready": with_controller(ready=0, native_mode="true"),
-        "one of two": extender(ready=1, problems=("nodewise: CrashLoopBackOff",)),
-        "none": extender(ready=0),
+        "one of two replicas ready": extender(ready=1, problems=("nodewise: CrashLoopBackOff",)),
+        "no replica ready": extender(ready=0),
         "no replica wanted": extender(replicas=0, ready=0),
     },
     "labels-frozen": {
@@ -429,7 +437,7 @@ CASES: dict[str, dict[str, Facts]] = {
         "a pod without a requirement": native_pod(),
         "problems in a policy": policy(problems=("spec: x",)),
         "no telemetry agent": extender(settings={"agents": "gpu"}),
-        "a pod without the mark": SOUND._replace(pods=(POD._replace(resources=()),)),
+        "a pod without the managed resource": SOUND._replace(pods=(POD._replace(resources=()),)),
         "a selected pod without a request": selected_pod(resources=()),
         "a policy that is not enforced": policy(not_enforced="51 policies"),
         "pods of a policy that is not enforced": selected_pod(resources=(), not_enforced="51 policies"),
@@ -456,9 +464,11 @@ CASES: dict[str, dict[str, Facts]] = {
         "no Service": service(ports=None),
         "another port": service(ports=(443,), ready_endpoints=2),
         "no endpoint": service(ports=(9001,), ready_endpoints=0),
-        "the host's DNS": pod(dns_policy="ClusterFirst"),
-        "pods told so": waiting(message="SchedulerError: extender: dial tcp: no such host"),
-        "asked nothing for an hour": with_replica_metrics(calls=0)._replace(
+        "the DNS policy ClusterFirst": pod(dns_policy="ClusterFirst"),
+        "a pod's message names an unknown host": waiting(
+            message="SchedulerError: extender: dial tcp: no such host"
+        ),
+        "no calls for an hour": with_replica_metrics(calls=0)._replace(
             pods=(WAITING._replace(message="0/1"),)
         ),
     },
@@ -470,14 +480,14 @@ CASES: dict[str, dict[str, Facts]] = {
     },
     "no-ca-file": {
         "no CA": tls(caFile=None),
-        "insecure": tls(insecure=True),
+        "TLS without verification": tls(insecure=True),
         "plain HTTP": config(extenders=[{**PLAIN, "urlPrefix": f"http://{HOST}:9001/scheduler"}]),
     },
     "ca-key-as-client-key": {
         "a CA's certificate": certificates_of(
             signed(OWN)._replace(client=CA_CERT, key=CA_CERT[0].public_key)
         ),
-        "a CA was seen": with_replica_metrics(ca_clients=3),
+        "clients with a CA's certificate": with_replica_metrics(ca_clients=3),
     },
     "ca-key-as-client-key client-certificate-wrong": {
         "the cluster CA's key": certificates_of(
@@ -485,23 +495,23 @@ CASES: dict[str, dict[str, Facts]] = {
         ),
     },
     "client-certificate-wrong": {
-        "over": certificates_of(signed(LONG_AGO.client(CLIENT))),
-        "for servers": certificates_of(signed(AUTHORITY.server([CLIENT], CLIENT))),
-        "another's key": certificates_of(
+        "an expired certificate": certificates_of(signed(LONG_AGO.client(CLIENT))),
+        "a certificate for servers": certificates_of(signed(AUTHORITY.server([CLIENT], CLIENT))),
+        "the key of another certificate": certificates_of(
             signed(OWN)._replace(key=public_key_of_private_key(SOON.client("x").key))
         ),
-        "another name": certificates_of(signed(AUTHORITY.client("kubelet"))),
-        "another name than by default": with_client_name("kubelet"),
+        "a certificate of another client": certificates_of(signed(AUTHORITY.client("kubelet"))),
+        "a client name other than the default": with_client_name("kubelet"),
         "no client certificate": tls(certFile=None, keyFile=None),
-        "no PEM": certificates_of(signed(OWN)._replace(client=())),
+        "a file without a certificate": certificates_of(signed(OWN)._replace(client=())),
         "refused by name": with_replica_metrics(refused={"client_name": 4}),
         "answered with 403": server(refusal="Forbidden: client certificate"),
     },
     "certificate-expires-soon": {
-        "over soon": certificates_of(signed(SOON.client(CLIENT))),
+        "a certificate that expires soon": certificates_of(signed(SOON.client(CLIENT))),
     },
     "any-client client-certificate-wrong": {
-        "any client, but bind": with_client_name("kubelet", any_client="true"),
+        "any client, with the bind verb": with_client_name("kubelet", any_client="true"),
     },
     "any-client bind-verb-missing": {
         "any client without bind": without_bind_verb("kubelet", any_client="true"),
@@ -525,25 +535,27 @@ CASES: dict[str, dict[str, Facts]] = {
         ),
     },
     "unknown-ca": {
-        "turned away": server(rejection="tlsv1 alert unknown ca"),
-        "another CA": server(certificates=STRANGE),
-        "another CA, say pods": waiting(message="Post: x509: certificate signed by unknown authority"),
+        "a handshake that ends with unknown CA": server(rejection="tlsv1 alert unknown ca"),
+        "a server certificate of another CA": server(certificates=STRANGE),
+        "a pod's message names an unknown authority": waiting(
+            message="Post: x509: certificate signed by unknown authority"
+        ),
     },
     "server-certificate-wrong": {
-        "another host's": server(certificates=OTHER_HOST),
+        "a server certificate for another host": server(certificates=OTHER_HOST),
     },
     "server-certificate-wrong unknown-ca": {
-        "the server's is over": server(certificates=OVER),
+        "an expired server certificate": server(certificates=OVER),
     },
     "sample-too-small": {
         "5,000 nodes, 600 rejected": with_rejected_nodes(600),
     },
     "http-timeout-missing": {
         "no timeout": entry(httpTimeout=None),
-        "/configz has 0s": entry(httpTimeout="0s"),
+        "a timeout of 0s": entry(httpTimeout="0s"),
     },
     "scheduler-configuration-refused": {
-        "a timeout that is none": entry(httpTimeout="soon"),
+        "an invalid timeout": entry(httpTimeout="soon"),
         "a misspelt field": entry(nodeCacheCapabel=True),
         "a duplicate key": with_configuration_text(
             f"parallelism: 1\n{yaml.safe_dump(CONFIGURATION)}parallelism: 1"
@@ -553,36 +565,36 @@ CASES: dict[str, dict[str, Facts]] = {
         "no configuration": with_unparsed_configuration(),
     },
     "http-timeout-short": {
-        "too short for binds": entry(httpTimeout="1s"),
+        "a timeout too short for binds": entry(httpTimeout="1s"),
     },
     "http-timeout-long": {
-        "a minute": entry(httpTimeout="60s"),
+        "a timeout of a minute": entry(httpTimeout="60s"),
     },
     "wrong-ignorable": {
-        "ignorable": entry(ignorable=True),
+        "an ignorable extender": entry(ignorable=True),
     },
     "filters-own-pods bind-verb-missing": {
-        "its own pods": entry(managedResources=None),
+        "an entry without managed resources": entry(managedResources=None),
     },
     "resource-not-ignored": {
-        "a mark that counts": entry(managedResources=COUNTED),
+        "a managed resource that kube-scheduler counts": entry(managedResources=COUNTED),
     },
     "weight-zero": {
         "no weight": entry(weight=None),
         "weight 0": entry(weight=0),
-        "scores nobody asks for": entry(prioritizeVerb=None),
+        "no prioritize verb": entry(prioritizeVerb=None),
         "scores of policies that prefer": without_scores(strategies=("prefer",)),
         "scores of policies that only prefer": without_scores(strategies=("avoid",), only_prefers=True),
     },
     "metric-missing": {
-        "no metric": SOUND._replace(metrics={"heat": MetricCoverage(0, (), "404")}),
-        "never fetched": policy(missing_metrics=("heat",))._replace(metrics={}),
+        "a metric without values": SOUND._replace(metrics={"heat": MetricCoverage(0, (), "404")}),
+        "a metric that was never fetched": policy(missing_metrics=("heat",))._replace(metrics={}),
         "several values of a node": SOUND._replace(metrics={"heat": MetricCoverage(0, (), DIFFER)}),
-        "replicas count none, and the status says why": policy(unavailable_metrics=UNAVAILABLE)._replace(
-            replica_metrics=with_replica_metrics(metric_nodes={"heat": 0}).replica_metrics
-        ),
+        "replicas count no node with a value, and the status says why": policy(
+            unavailable_metrics=UNAVAILABLE
+        )._replace(replica_metrics=with_replica_metrics(metric_nodes={"heat": 0}).replica_metrics),
         "a query without values": policy(metrics=(), unavailable_metrics="never fetched: heat by x > 0"),
-        "replicas count none": with_replica_metrics(metric_nodes={"heat": 0}),
+        "replicas count no node with a value": with_replica_metrics(metric_nodes={"heat": 0}),
     },
     "namespace-not-trusted": {
         "a namespace without trust": policy(not_trusted="namespace web is not trusted"),
@@ -594,8 +606,12 @@ CASES: dict[str, dict[str, Facts]] = {
         "all namespaces trusted": with_client_name("a", client_name="a", trust_all_namespaces="true"),
     },
     "metric-names-mismatch": {
-        "other names": SOUND._replace(metrics={"heat": MetricCoverage(0, ("10.0.0.1:9100",))}),
-        "replicas count strangers": with_replica_metrics(metric_nodes={"heat": 0}, unmatched={"heat": 9}),
+        "values of names that are no nodes": SOUND._replace(
+            metrics={"heat": MetricCoverage(0, ("10.0.0.1:9100",))}
+        ),
+        "replicas count values without a node": with_replica_metrics(
+            metric_nodes={"heat": 0}, unmatched={"heat": 9}
+        ),
     },
     "metrics-api-unavailable": {
         "no API": SOUND._replace(metrics_apis=(MetricsApiStatus("x", exists=False, available=False),)),
@@ -613,7 +629,7 @@ CASES: dict[str, dict[str, Facts]] = {
             policies=(POLICY._replace(kind="PlacementPolicy"),)
         ),
         "no such policy": SOUND._replace(pods=(POD._replace(policy="ghost"),)),
-        "of another namespace": SOUND._replace(pods=(POD._replace(namespace="shop"),)),
+        "a policy of another namespace": SOUND._replace(pods=(POD._replace(namespace="shop"),)),
     },
     "policy-label-misspelt": {
         "a misspelt label": SOUND._replace(
@@ -621,8 +637,12 @@ CASES: dict[str, dict[str, Facts]] = {
         ),
     },
     "kubelet-policy-conflict": {
-        "static CPUs": SOUND._replace(kubelets=(KubeletConfiguration("c", "static", "none"),)),
-        "one NUMA node": SOUND._replace(kubelets=(KUBELET._replace(topology_manager="restricted"),)),
+        "the CPU manager policy static": SOUND._replace(
+            kubelets=(KubeletConfiguration("c", "static", "none"),)
+        ),
+        "the topology manager policy restricted": SOUND._replace(
+            kubelets=(KUBELET._replace(topology_manager="restricted"),)
+        ),
     },
     "two-load-aware-scorers": {
         "Trimaran and a policy": with_profile_plugins(TRIMARAN),
@@ -638,27 +658,23 @@ CASES: dict[str, dict[str, Facts]] = {
         "evictions in native mode": NATIVE._replace(deschedulers=SOUND.deschedulers),
     },
     "rights-missing": {
-        "rights": SOUND._replace(missing_rights=(NO_RIGHT,)),
+        "a missing right": SOUND._replace(missing_rights=(NO_RIGHT,)),
     },
     "identity-shared": {
-        "one identity for two": extender(settings={"identity": "nodewise"}),
+        "one identity for two replicas": extender(settings={"identity": "nodewise"}),
     },
     "scheduler-not-running": {
-        "nobody's pods": waiting(scheduler_name="my-scheduler"),
-        "default scheduler away": waiting(),
+        "a pod of a scheduler that does not run": waiting(scheduler_name="my-scheduler"),
+        "the default scheduler does not run": waiting(),
         "a scheduler that crashes": pod(ready=0),
     },
     "native-mode-off policy-without-effect": {
-        **{
-            f"a controller with {name} {value}": with_controller(**{name: value})
-            for name, value in (("native_mode", "false"), ("no_native_mode", "true"))
-        },
+        f"a controller with {name} {value}": with_controller(**{name: value})
+        for name, value in (("native_mode", "false"), ("no_native_mode", "true"))
     },
     "policy-condition": {
-        **{
-            f"the condition {kind}": policy(true_conditions=((kind, "why"),))
-            for kind in ("Suspended", "SteppedBack", "LabelConflict")
-        },
+        f"the condition {kind}": policy(true_conditions=((kind, "why"),))
+        for kind in ("Suspended", "SteppedBack", "LabelConflict")
     },
 }
 """Facts by name, by the findings that they have: errors and warnings."""
@@ -807,20 +823,6 @@ REMEDIES: dict[str, dict[str, tuple[Facts, str]]] = {
     },
     "metric-missing": {
         "unknown cause": (policy(missing_metrics=("heat",))._replace(metrics={}), "exporters run"),
-        "read by doctor": (
-            SOUND._replace(metrics={"heat": MetricCoverage(0, (), DIFFER, AGGREGATE)}),
-            AGGREGATE,
-        ),
-        "counted by replicas": (
-            policy(unavailable_metrics=UNAVAILABLE)._replace(
-                replica_metrics=with_replica_metrics(metric_nodes={"heat": 0}).replica_metrics
-            ),
-            AGGREGATE,
-        ),
-        "in the status": (
-            policy(unavailable_metrics=UNAVAILABLE, metrics=())._replace(metrics={}),
-            AGGREGATE,
-        ),
     },
     "policy-without-effect": {
         "a canary by percent": (
@@ -855,7 +857,22 @@ def test_a_remedy_fits_the_cause(id_: str, facts: Facts, text: str) -> None:
     findings = [finding for finding in examine(facts).findings if finding.id == id_]
     assert findings
     assert all(text in finding.remedy for finding in findings), findings
-    assert text != AGGREGATE or DIFFER in findings[0].found
+
+
+DIFFERING: dict[str, Facts] = {
+    "read by doctor": SOUND._replace(metrics={"heat": MetricCoverage(0, (), DIFFER, AGGREGATE)}),
+    "counted by replicas": policy(unavailable_metrics=UNAVAILABLE)._replace(
+        replica_metrics=with_replica_metrics(metric_nodes={"heat": 0}).replica_metrics
+    ),
+    "in the status": policy(unavailable_metrics=UNAVAILABLE, metrics=())._replace(metrics={}),
+}
+
+
+@pytest.mark.parametrize("facts", DIFFERING.values(), ids=DIFFERING)
+def test_several_values_of_a_node_are_reported_with_the_remedy_of_the_source(facts: Facts) -> None:
+    [finding] = [finding for finding in examine(facts).findings if finding.id == "metric-missing"]
+    assert DIFFER in finding.found
+    assert finding.remedy == AGGREGATE
 
 
 def test_a_policy_that_stepped_back_is_reported_by_its_condition_only() -> None:
