@@ -1,12 +1,13 @@
 """The checks of queries report what is certain, and nothing else."""
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import httpx2
 import msgspec
 import pytest
-from click.testing import CliRunner
+from click.testing import CliRunner, Result
 
 from nodewise.cli import main
 from nodewise.metrics.prometheus import client
@@ -143,45 +144,55 @@ def test_notes_about_queries_are_shown_beside_problems() -> None:
     ]
 
 
-def test_a_gateway_without_names_of_metrics_does_not_prevent_lint(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+Lint = Callable[..., Result]
+
+
+@pytest.fixture
+def lint(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Lint:
+    """Runs `policy lint` for a ClusterPlacementPolicy with these servers of Prometheus."""
+
+    def run(respond: Callable[[httpx2.Request], httpx2.Response], spec: str, *hosts: str) -> Result:
+        monkeypatch.setattr(client, "HttpTransport", lambda **_: httpx2.MockTransport(respond))
+        file = tmp_path / "policy.yaml"
+        file.write_text(
+            "{apiVersion: nodewise.io/v1alpha1, kind: ClusterPlacementPolicy, metadata: {name: a}, "
+            f"spec: {{{spec}}}}}"
+        )
+        urls = [f"--prometheus-url=http://{host}" for host in hosts]
+        return CliRunner().invoke(main.command, ["policy", "lint", str(file), *urls])
+
+    return run
+
+
+def vector(*result: object) -> httpx2.Response:
+    return httpx2.Response(
+        200, json={"status": "success", "data": {"resultType": "vector", "result": result}}
+    )
+
+
+SELECTORS = "podSelector: {}, namespaceSelector: {}"
+
+
+def test_a_gateway_without_names_of_metrics_does_not_prevent_lint(lint: Lint) -> None:
     def respond(request: httpx2.Request) -> httpx2.Response:
         if request.url.path != "/api/v1/query":
             return httpx2.Response(403, text="forbidden")
-        return httpx2.Response(
-            200, json={"status": "success", "data": {"resultType": "vector", "result": []}}
-        )
+        return vector()
 
-    monkeypatch.setattr(client, "HttpTransport", lambda **_: httpx2.MockTransport(respond))
-    file = tmp_path / "policy.yaml"
-    file.write_text(
-        "{apiVersion: nodewise.io/v1alpha1, kind: ClusterPlacementPolicy, metadata: {name: a}, spec: {podSelector: {},"
-        " namespaceSelector: {}, avoid: [{query: up, above: 1}, {metric: other, above: 1}]}}"
-    )
-    arguments = ["policy", "lint", str(file), "--prometheus-url=http://prometheus.example"]
-    done = CliRunner().invoke(main.command, arguments)
+    rules = "avoid: [{query: up, above: 1}, {metric: other, above: 1}]"
+    done = lint(respond, f"{SELECTORS}, {rules}", "prometheus.example")
     assert done.exit_code == 0, done.stderr
     assert "Warning: the names of metrics are not known" in done.stderr
 
 
 @pytest.mark.parametrize("is_reachable", [False, True])
-def test_policy_without_queries_is_not_checked_without_prometheus(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, is_reachable: bool
-) -> None:
+def test_policy_without_queries_is_not_checked_without_prometheus(lint: Lint, is_reachable: bool) -> None:
     def respond(request: httpx2.Request) -> httpx2.Response:
         if is_reachable:
             return httpx2.Response(503, text="overloaded")
         raise httpx2.ConnectError("refused", request=request)
 
-    monkeypatch.setattr(client, "HttpTransport", lambda **_: httpx2.MockTransport(respond))
-    file = tmp_path / "policy.yaml"
-    file.write_text(
-        "{apiVersion: nodewise.io/v1alpha1, kind: PlacementPolicy, metadata: {name: a, namespace: web},"
-        " spec: {podSelector: {}, avoid: [{metric: other, above: 1}]}}"
-    )
-    arguments = ["policy", "lint", str(file), "--prometheus-url=http://prometheus.example"]
-    done = CliRunner().invoke(main.command, arguments)
+    done = lint(respond, f"{SELECTORS}, avoid: [{{metric: other, above: 1}}]", "prometheus.example")
     assert (done.exit_code, done.stdout) == (1, ""), done.stdout
     assert "names of metrics of http://prometheus.example" in str(done.exception)
 
@@ -200,9 +211,7 @@ def test_query_of_a_device_rule_keeps_the_label_of_the_device(query: str, expect
 
 
 @pytest.mark.parametrize("is_known", [True, False])
-def test_label_that_a_second_prometheus_may_have_is_not_noted(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, is_known: bool
-) -> None:
+def test_label_that_a_second_prometheus_may_have_is_not_noted(lint: Lint, is_known: bool) -> None:
     """The second one does not answer the queries for labels."""
 
     def respond(request: httpx2.Request) -> httpx2.Response:
@@ -212,18 +221,9 @@ def test_label_that_a_second_prometheus_may_have_is_not_noted(
             return httpx2.Response(
                 422, json={"status": "error", "errorType": "execution", "error": "too many"}
             )
-        result = [{"metric": {"node": "a", "gpu": "0"}, "value": [1_700_000_000, "1"]}]
-        return httpx2.Response(
-            200, json={"status": "success", "data": {"resultType": "vector", "result": result}}
-        )
+        return vector({"metric": {"node": "a", "gpu": "0"}, "value": [1_700_000_000, "1"]})
 
-    monkeypatch.setattr(client, "HttpTransport", lambda **_: httpx2.MockTransport(respond))
-    file = tmp_path / "policy.yaml"
-    file.write_text(
-        "{apiVersion: nodewise.io/v1alpha1, kind: ClusterPlacementPolicy, metadata: {name: a}, spec: {deviceTaints:"
-        " [{metric: xid, above: 0, driver: gpu.example.com, deviceLabel: UUID}]}}"
-    )
-    urls = [f"--prometheus-url=http://{host}" for host in ("first", "second")]
-    done = CliRunner().invoke(main.command, ["policy", "lint", str(file), *urls])
+    rule = "{metric: xid, above: 0, driver: gpu.example.com, deviceLabel: UUID}"
+    done = lint(respond, f"deviceTaints: [{rule}]", "first", "second")
     assert done.exit_code == 0, done.stderr
     assert ("deviceLabel: found" in done.stdout) == is_known
