@@ -51,5 +51,5 @@ class FakeExtender:
 
 def answering(status: int = 200, body: Any = None, text: str = "") -> httpx2.MockTransport:
     """A transport that gives every request the same response."""
-    content = text.encode() if body is None else json.dumps(body).encode()
+    content = text.encode(errors="surrogateescape") if body is None else json.dumps(body).encode()
     return httpx2.MockTransport(lambda _: httpx2.Response(status, content=content))

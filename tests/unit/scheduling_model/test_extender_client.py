@@ -71,17 +71,14 @@ UNUSABLE = {
 
 @pytest.mark.parametrize(("status", "body", "text", "message"), UNUSABLE.values(), ids=UNUSABLE)
 def test_invalid_response_is_an_error(status: int, body: Any, text: str, message: str) -> None:
-    content = text.encode(errors="surrogateescape") if body is None else json.dumps(body).encode()
-    transport = httpx2.MockTransport(lambda _: httpx2.Response(status, content=content))
     with pytest.raises(Unavailable) as raised:
-        extender(transport).filter(POD, NODES)
+        extender(fake_extender.answering(status, body, text)).filter(POD, NODES)
     assert str(raised.value).startswith(message)
 
 
 @pytest.mark.parametrize("text", ["null", '{"Nodes": null, "Extra": 1}'], ids=["null", "an unknown key"])
 def test_response_without_nodes_is_empty(text: str) -> None:
-    transport = httpx2.MockTransport(lambda _: httpx2.Response(200, content=text.encode()))
-    assert extender(transport).filter(POD, NODES).names == []
+    assert extender(fake_extender.answering(text=text)).filter(POD, NODES).names == []
 
 
 def test_ignorable_extenders_are_last() -> None:
