@@ -491,7 +491,7 @@ class TestSettings:
                 )
             ),
         ],
-        ids=lambda column: column[-1] if len(column) else "",
+        ids=lambda column: column[-1],
     )
     def test_invalid_settings_end_the_command_with_a_message(
         self, words: list[str], messages: list[str]

@@ -56,7 +56,7 @@ def test_the_labels_of_nodes() -> None:
     }
 
 
-def test_writes_of_no_other_labels_of_nodes_than_own_ones_skip_the_comparisons() -> None:
+def test_writes_of_only_own_labels_of_nodes_skip_the_comparisons() -> None:
     (condition,) = policy("rbac.yaml", "nodewise-nodes")["matchConditions"]
     prefixes = set(re.findall(r"startsWith\('([^']*)'\)", condition["expression"]))
     assert prefixes == {node_labels.VERDICT_LABEL_PREFIX, taspolicy_parser.PREFIX}

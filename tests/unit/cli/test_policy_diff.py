@@ -344,7 +344,7 @@ def test_the_objects_of_a_cluster_with_the_metrics_of_a_file(folder: Path) -> No
 
 
 def test_device_without_a_value_is_unknown(tmp_path: Path) -> None:
-    """Without Prometheus, nobody knows whether the new rule would taint the device."""
+    """Without Prometheus, it is unknown whether the new rule would taint the device."""
     rule = {"metric": "xid", "above": 0, "driver": "gpu.example.com", "deviceLabel": "UUID"}
     document = {
         "apiVersion": "nodewise.io/v1alpha1",
@@ -387,7 +387,7 @@ def test_device_without_a_value_is_unknown(tmp_path: Path) -> None:
     assert lines[0] == "Note: 1 device has no value for a rule that differs: whether it changes is unknown"
     assert lines[-1].endswith("1 device rule and 0 of 1 device change, 1 unknown")
     assert changes("old", "none") == ([str(device)], [])
-    # the taint of the device stays, and nobody knows whether the rule of before would taint it
+    # the taint of the device stays, and it is unknown whether the earlier rule would taint it
     assert changes("new", "old") == ([str(device)], [])
     assert "a/gpu-0  no value  NoSchedule: xid above 0" in diff("new", "old")
     # the rule that stays has no value before and after, and changes nothing

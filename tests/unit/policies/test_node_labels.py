@@ -58,7 +58,9 @@ class TestDeschedule:
         ],
         ids=["a rule is met", "no longer met", "never fetched", "stale", "stale, missing and bad values"],
     )
-    def test_nodes_with_a_label(self, metrics: Any, owned: str, labelled: str) -> None:
+    def test_label_follows_valid_values_and_stays_without_them(
+        self, metrics: Any, owned: str, labelled: str
+    ) -> None:
         label = {"pol": "violating"}
         labels = desired(self.rules, *metrics, owned=dict.fromkeys(owned.split(), label))
         assert labels == dict.fromkeys(labelled.split(), label)
