@@ -191,13 +191,11 @@ class AgentKind(ABC):
     """The fields of a Node that it reads, likewise."""
 
     load_scoring: LoadScoring = "none"
-    """Whether it scores nodes by their load, for the commands that compare or combine such agents."""
+    """Whether it scores nodes by their load, for the checks of `nodewise doctor`."""
     needs_metrics: bool = False
-    """Whether it has no scores without a source of metrics, which simulations of pods do not have."""
+    """Whether it has no scores without a source of metrics."""
     keeps_memory: bool = False
     """Whether what its state builder learns is stored, which needs the rights of deploy/memory.yaml."""
-    binds: bool = False
-    """Whether it binds pods, so that the extender makes several API calls for each of its pods."""
     entry_weight: int | None = None
     """The weight that `configure` gives an extender entry of this agent alone; None for the default of all entries."""
 

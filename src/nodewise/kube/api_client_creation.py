@@ -80,8 +80,8 @@ def connect(
 ) -> HttpApi:
     """The API server of the settings. `BadSettings` names the settings that cannot be used.
 
-    `small_receive_buffer` is for programs that request many metrics all the time, `many_calls` for those that also make
-    several calls for each pod. `impersonation` replaces that of the kubeconfig.
+    `small_receive_buffer` is for programs that request many metrics all the time, `many_calls` for those whose calls
+    are worth the memory of aiohttp. `impersonation` replaces that of the kubeconfig.
     """
     clock = SystemClock()
     kubeconfig_context = kubeconfig.context_from_file_or_pod(options.kubeconfig, options.context, os.environ)

@@ -67,7 +67,6 @@ class GpuKind(ControllerKind):
 
     name = "gpu"
     summary = "place pods on nodes whose GPUs fit, and track the allocations of each GPU"
-    binds = True
     options = GpuOptions
     entry_weight = 20
     """The placement on GPUs outweighs two of the default plugins."""
