@@ -145,7 +145,7 @@ def apiserver_with_ports(
     folder: Path, certificates: Certificates, nodes: int, *options: str
 ) -> Iterator[list[Path]]:
     """Run the fake API server; yields a kubeconfig for each of its ports."""
-    arguments = [*_module("fake_api_server"), *_certificate_arguments(certificates), f"--nodes={nodes}"]
+    arguments = [*_module("fake_api_server"), *_serving_arguments(certificates), f"--nodes={nodes}"]
     with _started([*arguments, *options], folder / "apiserver.log") as process:
         urls = _line(process, "url", 120)["url"].split()
         yield [
@@ -158,7 +158,7 @@ def null_server(folder: Path, certificates: Certificates, answers: Mapping[str, 
     """Run the no-op server with the response of each path; yields its URL."""
     pairs = [f"{path}={file}" for path, file in answers.items()]
     with _started(
-        [*_module("null_server"), *_certificate_arguments(certificates), *pairs], folder / "null_server.log"
+        [*_module("null_server"), *_mutual_tls_arguments(certificates), *pairs], folder / "null_server.log"
     ) as process:
         yield _line(process, "url")["url"]
 
@@ -182,7 +182,7 @@ def extender_words(certificates: Certificates, *more: str) -> list[str]:
         "--shutdown-delay=0s",
         "--log-format=json",
     )
-    return ["extender", *_certificate_arguments(certificates), *settings, *more]
+    return ["extender", *_mutual_tls_arguments(certificates), *settings, *more]
 
 
 @contextlib.contextmanager
@@ -199,9 +199,12 @@ def _module(name: str) -> list[str]:
     return [sys.executable, "-m", f"bench.{name}"]
 
 
-def _certificate_arguments(certificates: Certificates) -> list[str]:
-    pair = certificates.server
-    return [f"--cert={pair.cert}", f"--key={pair.key}", f"--client-ca={certificates.client_ca}"]
+def _serving_arguments(certificates: Certificates) -> list[str]:
+    return [f"--cert={certificates.server.cert}", f"--key={certificates.server.key}"]
+
+
+def _mutual_tls_arguments(certificates: Certificates) -> list[str]:
+    return [*_serving_arguments(certificates), f"--client-ca={certificates.client_ca}"]
 
 
 @contextlib.contextmanager

@@ -1,6 +1,6 @@
 """A fake API server process: paged lists, watches, changes of node labels, and the custom metrics API.
 
-    python -m bench.fake_api_server --cert FILE --key FILE --client-ca FILE --nodes 5000
+    python -m bench.fake_api_server --cert FILE --key FILE --nodes 5000
 
 Prints one JSON line with its `url`, then serves until it is terminated. Several metric responses of each metric are
 prepared and alternate; only the timestamps are inserted per request, so this process needs little CPU. It serves on

@@ -48,6 +48,7 @@ async def _serve(options: ServeOptions, routes: list[Route]) -> None:
 
 def main() -> None:
     parser = server_command_line.argument_parser(__doc__)
+    parser.add_argument("--client-ca", required=True)
     parser.add_argument("answers", nargs="+", metavar="PATH=FILE")
     arguments = parser.parse_args()
     pairs = (answer.split("=", 1) for answer in arguments.answers)

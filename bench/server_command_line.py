@@ -5,11 +5,11 @@ import json
 
 
 def argument_parser(description: str | None) -> argparse.ArgumentParser:
-    """A parser with the arguments for certificate files."""
+    """A parser with the arguments for the files of the serving certificate."""
     parser = argparse.ArgumentParser(
         description=description, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    for name in ("--cert", "--key", "--client-ca"):
+    for name in ("--cert", "--key"):
         parser.add_argument(name, required=True)
     return parser
 
