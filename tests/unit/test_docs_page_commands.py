@@ -99,7 +99,7 @@ def _given(words: list[str]) -> Iterator[str]:
 
 
 @pytest.mark.parametrize("block", SHELLS, ids=lambda block: block.where)
-def test_commands_files_and_recipes_of_ours_exist(block: Block) -> None:
+def test_documented_commands_files_and_make_targets_exist(block: Block) -> None:
     lines = [
         words
         for step in docs_page_code_blocks.steps(block)

@@ -93,7 +93,7 @@ def test_first_free_devices_are_taken_in_the_order_of_their_slice() -> None:
     assert predict(pools, gpus(3), use=use) is None
 
 
-def test_request_without_an_amount_consumes_the_default_of_nothing() -> None:
+def test_request_without_an_amount_consumes_a_default_of_zero() -> None:
     """The NVIDIA driver limits the shares of a GPU, of which a request takes 1, and memory only if it is requested."""
     memory = DeviceCapacity(8, CapacityPolicy(0, minimum=0, maximum=8, step=1))
     shares = DeviceCapacity(4, CapacityPolicy(1, minimum=1, maximum=4, step=1))

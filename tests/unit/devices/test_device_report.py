@@ -95,7 +95,7 @@ def test_a_shared_device_fits_claims_until_its_capacity_is_used_up() -> None:
 @pytest.mark.parametrize(
     ("memory", "shares", "state", "claims"), [("80Gi", "3", "shared", 1), ("0", "4", "allocated", 0)]
 )
-def test_a_shared_device_without_memory_fits_claims_for_none(
+def test_shared_device_without_free_memory_fits_claims_without_memory(
     memory: str, shares: str, state: str, claims: int
 ) -> None:
     of_memory = {"default": "0", "validRange": {"min": "0", "max": "80Gi", "step": "1Mi"}}

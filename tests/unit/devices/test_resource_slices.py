@@ -96,7 +96,7 @@ def test_a_device_has_its_fields_in_every_version(is_beta: bool) -> None:
         ({"default": "4", "validValues": ["2", "4", "8"]}, 4 * NANO, 2 * NANO),
     ],
 )
-def test_default_of_a_capacity_may_be_nothing(policy: object, default: int | None, smallest: int) -> None:
+def test_default_of_a_capacity_may_be_zero(policy: object, default: int | None, smallest: int) -> None:
     """The NVIDIA driver publishes 0 for the memory of GPUs that claims share."""
     wire = {"name": "gpu-0", "capacity": {"memory": {"value": "8", "requestPolicy": policy}}}
     capacity = slice_of(devices=[wire]).devices[0].capacity[f"{DRIVER}/memory"]

@@ -495,7 +495,7 @@ async def test_pauses_begin_anew_when_a_pod_leaves_or_another_is_rejected(cluste
     assert (counts[1], counts[2], counts[4]) == (0, 3, 3)
 
 
-async def test_a_gain_in_a_pause_that_an_event_for_others_serves_is_repeated_once(
+async def test_node_gained_in_a_pause_has_one_more_event_after_an_event_for_other_pods(
     cluster: RequeueingCluster,
 ) -> None:
     """kube-scheduler may call a replica with older metrics for these pods, and bind those of the others."""

@@ -80,7 +80,7 @@ def test_valid_host_names(name: str, is_host: bool) -> None:
     assert x509_certificates.is_host(name) is is_host
 
 
-def test_extension_twice_is_an_unreadable_one(issuer: CertificateIssuer) -> None:
+def test_duplicate_extension_is_treated_as_unreadable(issuer: CertificateIssuer) -> None:
     """OpenSSL and cryptography load such a certificate; only its extensions cannot be read."""
     pem = issuer.client("a").cert
     key_usage, alternative_name = (bytes.fromhex(f"0603551d{last}") for last in ("0f", "11"))
