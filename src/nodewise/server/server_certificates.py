@@ -20,16 +20,15 @@ from nodewise.server.options import ServeOptions
 from nodewise.server.server_tls_context import PROTOCOL, ServerContext
 from nodewise.tls import certificate_files
 from nodewise.tls.certificate_files import CertificateBundle, ReloadableFiles, X509KeyPair
-from nodewise.tls.x509_certificates import UNREADABLE_CERTIFICATE
+from nodewise.tls.x509_certificates import UNREADABLE_CERTIFICATE, UNREADABLE_EXTENSIONS
 
 _CIPHERS: Final = "ECDHE-ECDSA-AES256-GCM-SHA384:ECDHE-RSA-AES256-GCM-SHA384"  # of TLS 1.2; 1.3 has its own
 _NOT_SIGNED: Final = (
-    ValueError,
+    *UNREADABLE_EXTENSIONS,
     TypeError,
     InvalidSignature,
     UnsupportedAlgorithm,
     x509.ExtensionNotFound,
-    x509.DuplicateExtension,
 )
 _LONGEST: Final = 8  # authorities between a client and one that is trusted
 _SYSTEM: Final = SystemClock()

@@ -11,7 +11,7 @@ from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec, ed25519
 from cryptography.x509.name import _ASN1Type
-from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
+from cryptography.x509.oid import ExtendedKeyUsageOID, ExtensionOID, NameOID
 from structlog.testing import capture_logs
 
 from nodewise.base.errors import BadSettings
@@ -408,6 +408,31 @@ def test_issuer_that_is_no_ca_is_not_accepted(tls_files):
     assert admits((parent,), own)
     assert not admits((parent,), forgery)
     assert not admits(certificates(tls_files.client_ca), forgery, own)
+
+
+def test_issuer_with_unreadable_extensions_is_not_accepted(tls_files):
+    """OpenSSL reads an alternative name of the form ediPartyName, cryptography does not."""
+    (root,) = certificates(tls_files.client_ca)
+    name = x509.UnrecognizedExtension(ExtensionOID.SUBJECT_ALTERNATIVE_NAME, bytes.fromhex("3004a5028100"))
+    own = (
+        x509.CertificateBuilder()
+        .subject_name(root.subject)
+        .issuer_name(root.subject)
+        .public_key(root.public_key())
+        .serial_number(1)
+        .not_valid_before(root.not_valid_before_utc)
+        .not_valid_after(root.not_valid_after_utc)
+        .add_extension(x509.BasicConstraints(ca=True, path_length=None), critical=True)
+        .add_extension(name, critical=False)
+        .sign(
+            serialization.load_pem_private_key(tls_files.client_ca.private_key_pem.bytes(), None),
+            hashes.SHA256(),
+        )
+    )
+    leaf = der(tls_files.client.cert_chain_pems[0].bytes())
+    assert not admits((own,), leaf)
+    assert admits((own, root), leaf)
+    assert not admits(certificates(trustme.CA()), leaf, own.public_bytes(serialization.Encoding.DER))
 
 
 async def test_a_bundle_may_hold_an_intermediate_authority_alone(tls_files):
