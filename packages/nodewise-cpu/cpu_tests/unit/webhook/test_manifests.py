@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 import yaml
 from cryptography import x509
+from cryptography.hazmat.primitives import serialization
 
 from nodewise_cpu.webhook import manifests
 from nodewise_cpu.webhook.manifests import DEFAULT_CAFILE, Object, WebhookInstallation
@@ -102,6 +103,11 @@ def test_validity_of_a_certificate_for_namespace_and_authority() -> None:
     assert valid(made.cert, other.authorities + made.authorities, "one", NOW)
     assert not valid(made.cert, made.authorities, "two", NOW)
     assert not valid(made.cert, other.authorities, "one", NOW)
+    # an extension twice: cryptography decodes the certificate, but not its extensions
+    der = x509.load_pem_x509_certificate(made.cert).public_bytes(serialization.Encoding.DER)
+    key_usage, constraints = (bytes.fromhex(f"0603551d{last}") for last in ("0f", "13"))
+    twice = x509.load_der_x509_certificate(der.replace(constraints, key_usage))
+    assert not valid(twice.public_bytes(serialization.Encoding.PEM), made.authorities, "one", NOW)
     long = manifests.create_certificate("n" * 63, NOW)
     assert valid(long.cert, long.authorities, "n" * 63, NOW)
 

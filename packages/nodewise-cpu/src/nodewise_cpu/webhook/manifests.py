@@ -16,6 +16,7 @@ from cryptography.hazmat.primitives import serialization
 import nodewise
 from nodewise.tls.x509_certificates import (
     UNREADABLE_CERTIFICATE,
+    UNREADABLE_EXTENSIONS,
     CertificateIssuer,
     is_issued_by,
     load_certificates,
@@ -71,7 +72,7 @@ def is_certificate_valid_for_service(cert: bytes, authorities: bytes, namespace:
     try:
         leaf, trusted = x509.load_pem_x509_certificate(cert), x509.load_pem_x509_certificates(authorities)
         alternative = leaf.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
-    except (*UNREADABLE_CERTIFICATE, x509.ExtensionNotFound):
+    except (*UNREADABLE_CERTIFICATE, *UNREADABLE_EXTENSIONS, x509.ExtensionNotFound):
         return False
     has_names = set(service_dns_names(namespace)) <= set(alternative.get_values_for_type(x509.DNSName))
     lasts = leaf.not_valid_before_utc <= now and now + _RENEW_BEFORE <= leaf.not_valid_after_utc
