@@ -216,11 +216,12 @@ def _check_percentage(value: Mapping[str, Any], path: str) -> Iterator[Problem]:
 
 def _check_profile(profile: Mapping[str, Any], path: str, version: SchedulerVersion) -> Iterator[Problem]:
     yield from _check_percentage(profile, path)
-    for point, plugins in (profile.get("plugins") or {}).items():
-        for number, plugin in enumerate(_objects(plugins or {}, "enabled")):
+    plugins = profile.get("plugins") or {}
+    # the value of an unknown point, of a newer version, may have any type
+    for point in sorted(plugins.keys() & (_FIELDS["Plugins"].keys() - {"multiPoint"})):
+        for number, plugin in enumerate(_objects(plugins[point] or {}, "enabled")):
             name = plugin.get("name")
-            is_removed = name in _REMOVED_PLUGINS and version.minor >= _FIRST_WITHOUT_PLUGINS
-            if is_removed and point != "multiPoint":
+            if name in _REMOVED_PLUGINS and version.minor >= _FIRST_WITHOUT_PLUGINS:
                 where = f"{path}plugins.{point}.enabled[{number}]"
                 yield Problem(where, f"{name} no longer exists; remove it", "")
     for name, count in Counter(item.get("name") or "" for item in _objects(profile, "pluginConfig")).items():

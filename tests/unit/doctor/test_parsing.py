@@ -186,7 +186,7 @@ def test_a_text_without_configuration_has_a_problem(text: bytes) -> None:
         ),
         (
             39,
-            {"field": 1, "profiles": [{"plugins": {"point": {}}}]},
+            {"field": 1, "profiles": [{"plugins": {"point": {}, "other": 5, "third": {"enabled": [5]}}}]},
             "",
         ),  # of a version that is not known yet
         (
