@@ -116,7 +116,7 @@ def _is_node(decision: Decision, node: str) -> NDArray[np.bool_]:
     return np.array([name == node for name in decision.names], bool)
 
 
-def decide_pod(  # complexity: devices that only are predicted
+def decide_pod(  # complexity: devices that are only predicted
     chain: AgentChain,
     pod: Any,
     names: list[str],

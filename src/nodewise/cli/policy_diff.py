@@ -99,7 +99,7 @@ class PolicyComparison(NamedTuple):
     device_count: int = 0
     """The devices of the drivers that device rules name."""
     unknown_devices: Sequence[str] = ()
-    """Those without a value for a rule that differs: nobody knows whether they change."""
+    """Those without a value for a rule that differs: whether they change is unknown."""
 
     @property
     def is_comparable(self) -> bool:

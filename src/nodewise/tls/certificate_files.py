@@ -134,8 +134,8 @@ def read_trusted_certificates(paths: Paths, held: Contents) -> CertificateBundle
 
 
 def read_authorities(paths: Paths, held: Contents) -> CertificateBundle:
-    """The same for a client, which needs only PEM and validity. OpenSSL tells them if the file contains nothing but
-    complete certificates of different authorities, which is usual.
+    """The trusted certificates of one path for a client, which needs only PEM and validity. OpenSSL reads a file with
+    nothing but complete certificates of different authorities, which is usual; others are read as above.
     """
     pem = held[next(iter(paths))]
     if isinstance(pem, bytes) and (periods := _read_periods_with_openssl(pem)):
@@ -144,7 +144,7 @@ def read_authorities(paths: Paths, held: Contents) -> CertificateBundle:
 
 
 def _read_periods_with_openssl(pem: bytes) -> tuple[ValidityPeriod, ...]:
-    """The validity of each certificate; empty if OpenSSL does not tell all of them."""
+    """The validity of each certificate; empty if OpenSSL does not read all of them."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     try:
         text = pem.decode("ascii")

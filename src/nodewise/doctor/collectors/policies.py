@@ -529,7 +529,7 @@ def reads_usage(agents: Iterable[str]) -> bool:
     return any(kind is not None and kind.needs_metrics for kind in kinds)
 
 
-async def _usage(session: Session) -> Series | Cause:
+async def _read_usage(session: Session) -> Series | Cause:
     """The usage of nodes from metrics-server, which was read already if policies use it."""
     for series in (await session.get_or(collect_metric_series, {})).values():
         if isinstance(series, Series) and series.source == source_table.RESOURCE and series.samples:
@@ -550,7 +550,7 @@ async def collect_usage_samples(session: Session) -> UsageSamples | None:
     sources = await session.require(_collect_metric_sources)
     if sources.other or not (sources.resource and any(reads_usage(each.agents) for each in workloads)):
         return None
-    now, series = SystemClock().now(), await _usage(session)
+    now, series = SystemClock().now(), await _read_usage(session)
     samples = [] if isinstance(series, Cause) else list(series.samples.values())
     if not samples:
         return None
