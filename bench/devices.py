@@ -311,17 +311,23 @@ def measure_simulation(trace: Trace, nodes: int, seeds: int) -> Measurement:
 
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m bench.devices", description=__doc__)
-    parser.add_argument("--nodes", required=True)
-    parser.add_argument("--pods", required=True)
+    parser.add_argument("--nodes", help="nodes of the trace; not for --binds")
+    parser.add_argument("--pods", help="pods of the trace; not for --binds")
     parser.add_argument("--part", type=int, default=202, help="nodes of the part with a real kube-scheduler")
     parser.add_argument(
         "--seeds", type=int, default=1, help="draws of pods, whose mean is the allocated share"
     )
     parser.add_argument("--no-write", dest="write", action="store_false", help="print the figures only")
-    parser.add_argument("--simulate", action="store_true", help="only simulate, which needs no cluster")
-    parser.add_argument("--binds", action="store_true", help="only bind pods on equal nodes")
+    only = parser.add_mutually_exclusive_group()
+    only.add_argument("--simulate", action="store_true", help="only simulate, which needs no cluster")
+    only.add_argument("--binds", action="store_true", help="only bind pods on equal nodes")
     options = parser.parse_args()
-    trace = Trace(gpu_traces.nodes(options.nodes), gpu_traces.pods(options.pods))
+    if options.binds:
+        trace = Trace([], [])
+    elif options.nodes and options.pods:
+        trace = Trace(gpu_traces.nodes(options.nodes), gpu_traces.pods(options.pods))
+    else:
+        parser.error("--nodes and --pods are required without --binds")
     machine_load = MachineLoad()
     made: dict[str, Measurement] = {}
     if options.simulate:
