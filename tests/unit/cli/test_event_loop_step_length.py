@@ -145,7 +145,7 @@ def put_metrics(api: FakeApi, seed: int) -> None:
 
 
 class ExtenderWithoutSockets:
-    """All components of an extender, connected as in `cli.extender_wiring`, without sockets."""
+    """All components of an extender, connected as in `cli.extender.wire_extender`, without sockets."""
 
     def __init__(self, api: FakeApi) -> None:
         clock, self.registry = SystemClock(), MetricsRegistry()
