@@ -21,7 +21,8 @@ for _ in range(100):
         pass
 served = time.monotonic()
 traces.flush()
-print("served", served - begun, "flushed", time.monotonic() - served)
+# One write with its own line ends, as a thread may be printing a log line.
+print(f"\\nserved {served - begun} flushed {time.monotonic() - served}\\n", end="")
 """
 SECRET: Final = "hunter2"
 REFUSING: Final = "http://127.0.0.1:1"
