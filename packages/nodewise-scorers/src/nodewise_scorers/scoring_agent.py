@@ -36,7 +36,7 @@ class ScoringAgentKind(AgentKind, ABC):
         fields: type[msgspec.Struct] = self.module.NodeFields
         return fields
 
-    def watched_in_flight(self, options: "CountsInFlight") -> Sequence[Watched]:
+    def watched(self, options: Any) -> Sequence[Watched]:
         """The pods on nodes, if those in flight are counted."""
         from nodewise_scorers.load.bound_pods import WATCHED
 
@@ -47,13 +47,6 @@ class ScoringAgentKind(AgentKind, ABC):
 
     def agent(self, options: Any) -> Any:
         return self.module.create_agent(options)
-
-
-class CountsInFlight:
-    """For structs with the setting `in_flight`."""
-
-    __slots__ = ()
-    in_flight: bool
 
 
 class MissingRules:

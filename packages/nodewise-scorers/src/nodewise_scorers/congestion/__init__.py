@@ -5,16 +5,16 @@
 Replaces the agent of that name of kube-safe-scheduler.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from typing import Annotated, Any, Final
 
 import msgspec
 
-from nodewise.agent import LoadScoring, Watched
-from nodewise_scorers.scoring_agent import CountsInFlight, MissingOptions, ScoringAgentKind
+from nodewise.agent import LoadScoring
+from nodewise_scorers.scoring_agent import MissingOptions, ScoringAgentKind
 
 
-class CongestionOptions(MissingOptions, CountsInFlight, frozen=True, kw_only=True):
+class CongestionOptions(MissingOptions, frozen=True, kw_only=True):
     """Setting for the maximum of the congestion factor."""
 
     congestion_factor_max: Annotated[int, msgspec.Meta(ge=1, le=2**63 - 1)] = 100
@@ -32,10 +32,6 @@ class CongestionKind(ScoringAgentKind):
     summary = "prefer nodes that are not congested (annotation congestion-factor)"
     options = CongestionOptions
     load_scoring: LoadScoring = "aspect"
-
-    def watched(self, options: CongestionOptions) -> Sequence[Watched]:
-        """Pods on nodes, if those in flight are counted."""
-        return self.watched_in_flight(options)
 
     def concerns(self, options: CongestionOptions, nodes: Iterable[Any], pods: Iterable[Any]) -> bool:  # noqa: ARG002
         """Whether any node has the annotation."""

@@ -18,19 +18,16 @@ from nodewise.agent import (
     ClusterState,
     FilterPlugin,
     Inputs,
-    MetricRequest,
     Names,
-    ObjectKey,
     ScorePlugin,
     Scores,
     Snapshot,
-    StateBuilder,
     Verdict,
 )
 from nodewise_scorers.congestion import CongestionOptions
 from nodewise_scorers.load import in_flight_accounting
 from nodewise_scorers.load.bound_pods import OwnedPod
-from nodewise_scorers.load.in_flight_accounting import InFlight
+from nodewise_scorers.load.in_flight_accounting import CountingStateBuilder, InFlight, InFlightAccounting
 from nodewise_scorers.scoring_agent import NoStatistics, StatisticsNotReady
 from nodewise_scorers.statistics import load_annotations
 from nodewise_scorers.statistics.load_annotations import CONGESTION_FACTOR, CongestionAnnotations, NodeStatus
@@ -71,13 +68,12 @@ class CongestionState(NamedTuple):
     """None if pods in flight are not counted."""
 
 
-class CongestionStateBuilder(StateBuilder[CongestionState]):
+class CongestionStateBuilder(CountingStateBuilder[CongestionState]):
     """Reads every node at every change of one: 5,000 annotations take some milliseconds."""
 
     def __init__(self, options: CongestionOptions) -> None:
-        self._accounting = in_flight_accounting.accounting(options)
-        objects = self._accounting.objects if self._accounting is not None else frozenset()
-        self.inputs = Inputs(objects, node_objects=True, metrics=False)
+        super().__init__(InFlightAccounting() if options.in_flight else None)
+        self.inputs = Inputs(self.counted_objects, node_objects=True, metrics=False)
         self._max = options.congestion_factor_max
         self._missing = options.score_without_statistics(MAX_SCORE)
 
@@ -105,15 +101,6 @@ class CongestionStateBuilder(StateBuilder[CongestionState]):
             return state
         in_flight = yield from self._accounting.count(cluster_state, times, in_flight_accounting.AT_ONCE_S)
         return state._replace(in_flight=in_flight)
-
-    def metric_requests(self, objects: Mapping[str, Mapping[ObjectKey, Any]]) -> frozenset[MetricRequest]:  # noqa: ARG002
-        """The usage of pods, if those in flight are counted."""
-        return frozenset() if self._accounting is None else self._accounting.metric_requests
-
-    def count_prioritized(self, pod: PodFields, nodes: NDArray[np.intp]) -> None:
-        """Count a pod that is on its way to one of these nodes."""
-        if self._accounting is not None:
-            self._accounting.count_prioritized(pod, nodes)
 
 
 create_state_builder = CongestionStateBuilder

@@ -17,10 +17,10 @@ import msgspec
 
 from nodewise.agent import LoadScoring, Resource, Watched
 from nodewise.base.option import Option
-from nodewise_scorers.scoring_agent import CountsInFlight, MissingRules, Score, ScoringAgentKind
+from nodewise_scorers.scoring_agent import MissingRules, Score, ScoringAgentKind
 
 
-class LearnedOptions(MissingRules, CountsInFlight, msgspec.Struct, frozen=True, kw_only=True):
+class LearnedOptions(MissingRules, msgspec.Struct, frozen=True, kw_only=True):
     """Learning rate, prior and half-life of rewards."""
 
     learned_half_life_s: Annotated[float, msgspec.Meta(ge=0)] = 6 * 3600.0
@@ -65,7 +65,7 @@ class LearnedKind(ScoringAgentKind):
 
         pods = Resource("", "v1", "pods", "Pod")
         observed = Watched(PODS, pods, ObservedPod, keep=make_pod_reducer(options.learned_namespaces))
-        return (observed, *self.watched_in_flight(options))
+        return (observed, *super().watched(options))
 
 
 KIND: Final = LearnedKind()

@@ -9,12 +9,9 @@ import heapq
 from collections import deque
 from collections.abc import Generator, Iterable, Mapping
 from math import inf, isnan
-from typing import Any, Final, NamedTuple
+from typing import Final, NamedTuple
 
-import numpy as np
-from numpy.typing import NDArray
-
-from nodewise.agent import ClusterState, Inputs, MetricRequest, NodeIndex, ObjectKey, StateBuilder
+from nodewise.agent import ClusterState, Inputs, NodeIndex, ObjectKey
 from nodewise.agent.state import Change, Changes, difference
 from nodewise.base.errors import BadInput
 from nodewise_scorers.learned import LearnedOptions
@@ -22,7 +19,6 @@ from nodewise_scorers.learned import pod_type_rewards as memories
 from nodewise_scorers.learned.pod_type_rewards import LearningRule, RewardMemory, TypeRewards
 from nodewise_scorers.learned.pod_types_and_outcomes import (
     ObservedPod,
-    PodFields,
     PodOutcome,
     bound_pod_type,
     outcome_between,
@@ -30,7 +26,7 @@ from nodewise_scorers.learned.pod_types_and_outcomes import (
     pod_type_key,
 )
 from nodewise_scorers.load import in_flight_accounting
-from nodewise_scorers.load.in_flight_accounting import InFlight
+from nodewise_scorers.load.in_flight_accounting import CountingStateBuilder, InFlight, InFlightAccounting
 
 PODS: Final = "learned_pods"
 """The key of the pods in `ClusterState.objects`."""
@@ -77,16 +73,15 @@ class _StoredText(NamedTuple):
     changes: int
 
 
-class LearnedStateBuilder(StateBuilder[LearnedState]):
+class LearnedStateBuilder(CountingStateBuilder[LearnedState]):
     """Learns from pods, and stores the rewards."""
 
     memory_scope = "leader"
 
     def __init__(self, options: LearnedOptions) -> None:
+        super().__init__(InFlightAccounting() if options.in_flight else None)
         rule = LearningRule(options.learned_prior, options.learned_half_life_s, options.learned_exploration)
-        self._accounting = in_flight_accounting.accounting(options)
-        own = frozenset({PODS})
-        objects = own if self._accounting is None else own | self._accounting.objects
+        objects = frozenset({PODS}) | self.counted_objects
         self.inputs = Inputs(objects, node_objects=self._accounting is not None, metrics=False)
         self._mttf_s = options.learned_mttf_s
         self._memory = RewardMemory(rule)
@@ -106,15 +101,6 @@ class LearnedStateBuilder(StateBuilder[LearnedState]):
         """The newest."""
         self._kept: _StoredText | None = None
         self._offered: _StoredText | None = None
-
-    def metric_requests(self, objects: Mapping[str, Mapping[ObjectKey, Any]]) -> frozenset[MetricRequest]:  # noqa: ARG002
-        """The usage of pods, if those in flight are counted."""
-        return frozenset() if self._accounting is None else self._accounting.metric_requests
-
-    def count_prioritized(self, pod: PodFields, nodes: NDArray[np.intp]) -> None:
-        """Count a pod that is on its way to one of these nodes."""
-        if self._accounting is not None:
-            self._accounting.count_prioritized(pod, nodes)
 
     def build(self, cluster_state: ClusterState) -> Generator[None, None, LearnedState]:
         """Learn from the changes since the last call. Pods are in flight until they start: then outcomes show them."""

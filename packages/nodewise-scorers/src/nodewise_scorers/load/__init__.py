@@ -18,7 +18,7 @@
 """
 
 from collections.abc import Sequence
-from typing import Annotated, Any, Final, Literal
+from typing import Annotated, Final, Literal
 
 import msgspec
 
@@ -64,9 +64,6 @@ class LoadKind(ScoringAgentKind):
         from nodewise_scorers.load.bound_pods import WATCHED
 
         return (WATCHED,)
-
-    def state(self, options: Any, sync_period_s: float) -> Any:  # noqa: ARG002
-        return self.module.create_state_builder(options)
 
 
 KIND: Final = LoadKind()

@@ -3,21 +3,20 @@
 Their states have other statistics than those of the agent load, so each says until when its own include a pod.
 """
 
-from collections.abc import Generator
-from typing import Final, NamedTuple
+from collections.abc import Generator, Mapping
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from nodewise.agent import MAX_SCORE, ClusterState, MetricRequest
-from nodewise.agent.state import NODES
+from nodewise.agent import MAX_SCORE, ClusterState, MetricRequest, ObjectKey, StateBuilder
+from nodewise.agent.state import NODES, StateT
 from nodewise_scorers.load import bound_pods
 from nodewise_scorers.load.bound_load import POD_REQUESTS, BoundLoad, EstimateFunction
 from nodewise_scorers.load.bound_pods import BOUND_PODS, OwnedPod, PodAmounts
 from nodewise_scorers.load.in_flight import Amount, PrioritizedPod, PrioritizedPods, StatisticsWindow
 from nodewise_scorers.load.owner_usage import Owner
 from nodewise_scorers.load.projected_load import OTHERS
-from nodewise_scorers.scoring_agent import CountsInFlight
 from nodewise_scorers.statistics import load_annotations
 
 Floats = NDArray[np.float64]
@@ -51,14 +50,12 @@ class InFlight(NamedTuple):
 class InFlightAccounting:
     """Counts the pods in flight of cluster states."""
 
-    objects = frozenset({BOUND_PODS})
-    metric_requests: frozenset[MetricRequest] = frozenset(POD_REQUESTS)
-
     def __init__(self, estimate: EstimateFunction | None = None, *, from_binding: bool = False) -> None:
-        """`estimate` is by default that of a pod's owner.
+        """`estimate` is by default that of a pod's owner, from the usage of pods.
 
         With `from_binding` statistics include a pod from its binding on, and not from its start on.
         """
+        self.metric_requests: frozenset[MetricRequest] = frozenset(() if estimate else POD_REQUESTS)
         self._bound = BoundLoad(estimate, from_binding=from_binding)
         self._capacity_milli = np.zeros(1)
 
@@ -112,9 +109,22 @@ def estimate_requests(_owner: Owner, amounts: PodAmounts, _age_s: float) -> Amou
     return amounts.requests
 
 
-def accounting(options: CountsInFlight) -> InFlightAccounting | None:
-    """The accounting if the options enable it."""
-    return InFlightAccounting() if options.in_flight else None
+class CountingStateBuilder(StateBuilder[StateT]):
+    """Counts pods in flight if there is an accounting."""
+
+    def __init__(self, accounting: InFlightAccounting | None) -> None:
+        self._accounting = accounting
+        self.counted_objects = frozenset({BOUND_PODS} if accounting is not None else ())
+        """For `Inputs.objects`."""
+
+    def metric_requests(self, objects: Mapping[str, Mapping[ObjectKey, Any]]) -> frozenset[MetricRequest]:  # noqa: ARG002
+        """The usage of pods, if those in flight are counted."""
+        return self._accounting.metric_requests if self._accounting is not None else frozenset()
+
+    def count_prioritized(self, pod: OwnedPod, nodes: Ints) -> None:
+        """Count a pod that is on its way to one of these nodes."""
+        if self._accounting is not None:
+            self._accounting.count_prioritized(pod, nodes)
 
 
 def lower_scores(points: NDArray[np.int64], in_flight: InFlight | None, nodes: Ints) -> NDArray[np.int64]:

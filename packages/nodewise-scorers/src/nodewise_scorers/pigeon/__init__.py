@@ -11,7 +11,7 @@
 Replaces the agent `pigeon` of kube-safe-scheduler 0.0.1.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any, Final
 
 from nodewise.agent import LoadScoring, Resource, Watched
@@ -28,11 +28,11 @@ class PigeonKind(ScoringAgentKind):
     load_scoring: LoadScoring = "whole"
     keeps_memory = True
 
-    def watched(self, options: PigeonOptions) -> tuple[Watched, ...]:
+    def watched(self, options: PigeonOptions) -> Sequence[Watched]:
         """Pods on nodes, if their requests are counted instead of read from annotations, or those in flight are."""
-        in_flight = self.watched_in_flight(options)
+        in_flight = super().watched(options)
         if options.pigeon_usage == "annotations":
-            return (*in_flight,)
+            return in_flight
         from nodewise.kube.pod_requests import HOLDING_SELECTORS
         from nodewise_scorers.pigeon.state import PODS, HoldingPod, make_pod_request_reducer
 

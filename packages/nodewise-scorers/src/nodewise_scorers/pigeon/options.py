@@ -12,7 +12,7 @@ import msgspec
 
 from nodewise.base.errors import BadSettings, Problem, shown
 from nodewise.base.option import Option
-from nodewise_scorers.scoring_agent import CountsInFlight, MissingRules, Score, When
+from nodewise_scorers.scoring_agent import MissingRules, Score, When
 
 NAMES: Final = ("cpu", "memory", "pods", "gpu", "ephemeral-storage")
 """The resources of the agent, in the order of `num_resources`, and as in the annotations `requested-<name>`, regardless
@@ -30,7 +30,7 @@ INDEX: Final = "policyResourceIndex"
 _MAX_BYTES: Final = 2**16
 
 
-class PigeonOptions(MissingRules, CountsInFlight, msgspec.Struct, frozen=True, kw_only=True):
+class PigeonOptions(MissingRules, msgspec.Struct, frozen=True, kw_only=True):
     """Settings for the objective and its resources."""
 
     num_resources: Annotated[int, msgspec.Meta(ge=1, le=len(NAMES))] = 2

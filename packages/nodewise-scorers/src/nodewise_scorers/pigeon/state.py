@@ -10,15 +10,19 @@ from typing import Any, Final, NamedTuple
 
 import msgspec
 import numpy as np
-from numpy.typing import NDArray
 
-from nodewise.agent import ClusterState, Inputs, NodeIndex, ObjectKey, StateBuilder
+from nodewise.agent import ClusterState, Inputs, NodeIndex, ObjectKey
 from nodewise.agent.state import NODES, Change
 from nodewise.base.quantity import MAX_AMOUNT
 from nodewise.kube import pod_requests
 from nodewise.kube.pod_requests import HoldingSpec, HoldingStatus, RequestingPod, RequestingSpec
 from nodewise_scorers.load.bound_pods import OwnedPod
-from nodewise_scorers.load.in_flight_accounting import AT_ONCE_S, InFlightAccounting, estimate_requests
+from nodewise_scorers.load.in_flight_accounting import (
+    AT_ONCE_S,
+    CountingStateBuilder,
+    InFlightAccounting,
+    estimate_requests,
+)
 from nodewise_scorers.pigeon.options import A_BINPACK, DEFAULT, GPU, NAMES, PigeonConfig
 from nodewise_scorers.pigeon.placement_objectives import (
     LAYOUTS,
@@ -185,7 +189,7 @@ class _Amounts(msgspec.Struct, frozen=True, gc=False):
     requested: Amounts
 
 
-class PigeonStateBuilder(StateBuilder[PigeonState]):
+class PigeonStateBuilder(CountingStateBuilder[PigeonState]):
     """Caches the capacity and the requests of nodes, and counts scored pods."""
 
     memory_scope = "replica"
@@ -193,19 +197,17 @@ class PigeonStateBuilder(StateBuilder[PigeonState]):
     def __init__(
         self, config: PigeonConfig, gpu: str = GPU, *, from_pods: bool = False, in_flight: bool = False
     ) -> None:
+        # annotations include the requests of pods that were bound before they were written
+        super().__init__(InFlightAccounting(estimate_requests, from_binding=True) if in_flight else None)
         self._config = config
         self._gpu = gpu
         self._memory = DemandMemory()
         self._amounts: dict[str, _Amounts] = {}
         """By node."""
         self._node_requests = NodeRequests(gpu) if from_pods else None
-        # annotations include the requests of pods that were bound before they were written
-        self._accounting = InFlightAccounting(estimate_requests, from_binding=True) if in_flight else None
         self._in_flight = np.zeros((2, 0))
         """Milli-CPU and bytes that pods in flight request, of the newest state."""
-        objects = frozenset({PODS} if from_pods else ())
-        if self._accounting is not None:
-            objects |= self._accounting.objects
+        objects = frozenset({PODS} if from_pods else ()) | self.counted_objects
         self.inputs = Inputs(objects, node_objects=True, metrics=False)
         self._newest: tuple[NodeIndex, PigeonState] | None = None
         """The newest state, until an amount changes."""
@@ -218,11 +220,6 @@ class PigeonStateBuilder(StateBuilder[PigeonState]):
         """Count the pod if the objective uses the requests of pods."""
         if self._config.objective == A_BINPACK:
             self._memory.count(pod.metadata.uid, pod_demand(pod, self._gpu))
-
-    def count_prioritized(self, pod: PodFields, nodes: NDArray[np.intp]) -> None:
-        """Count a pod that is on its way to one of these nodes."""
-        if self._accounting is not None:
-            self._accounting.count_prioritized(pod, nodes)
 
     def recall(self, kept: bytes) -> None:
         self._memory.recall(kept)

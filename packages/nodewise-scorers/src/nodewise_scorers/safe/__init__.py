@@ -9,19 +9,19 @@
 Replaces the agent `safe` of kube-safe-scheduler.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from typing import Annotated, Any, Final
 
 import msgspec
 
-from nodewise.agent import LoadScoring, Watched
-from nodewise_scorers.scoring_agent import CountsInFlight, MissingRules, Score, ScoringAgentKind, When
+from nodewise.agent import LoadScoring
+from nodewise_scorers.scoring_agent import MissingRules, Score, ScoringAgentKind, When
 from nodewise_scorers.statistics.node_usage_reader import StatisticsOptions
 
 Percent = Annotated[int, msgspec.Meta(ge=0, le=100)]
 
 
-class SafeOptions(MissingRules, CountsInFlight, StatisticsOptions, frozen=True, kw_only=True):
+class SafeOptions(MissingRules, StatisticsOptions, frozen=True, kw_only=True):
     """Settings for the load at which a node is overloaded, and the accepted risk."""
 
     safe_utilization: Percent = 90
@@ -55,10 +55,6 @@ class SafeKind(ScoringAgentKind):
     summary = "avoid nodes that would probably be overloaded, by measured usage"
     options = SafeOptions
     load_scoring: LoadScoring = "whole"
-
-    def watched(self, options: SafeOptions) -> Sequence[Watched]:
-        """Pods on nodes, if those in flight are counted."""
-        return self.watched_in_flight(options)
 
     def concerns(self, options: SafeOptions, nodes: Iterable[Any], pods: Iterable[Any]) -> bool:  # noqa: ARG002
         """Whether any node has statistics, or statistics come from metrics."""

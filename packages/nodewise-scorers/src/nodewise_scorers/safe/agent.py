@@ -22,15 +22,13 @@ from nodewise.agent import (
     ScorePlugin,
     Scores,
     Snapshot,
-    StateBuilder,
     Verdict,
     Victims,
 )
 from nodewise.kube import pod_requests
 from nodewise.kube.pod_requests import PodRequest
-from nodewise_scorers.load import in_flight_accounting
 from nodewise_scorers.load.bound_pods import OwnedPod
-from nodewise_scorers.load.in_flight_accounting import InFlight
+from nodewise_scorers.load.in_flight_accounting import CountingStateBuilder, InFlight, InFlightAccounting
 from nodewise_scorers.safe import SafeOptions, risk_scores
 from nodewise_scorers.safe.risk_scores import RiskScorer
 from nodewise_scorers.scoring_agent import NoStatistics, StatisticsNotReady, StatisticStatus
@@ -76,21 +74,19 @@ class Shares(NamedTuple):
     """`StatisticStatus`."""
 
 
-class SafeStateBuilder(StateBuilder[SafeState | None]):
+class SafeStateBuilder(CountingStateBuilder[SafeState | None]):
     """Computes what does not depend on the pod, for all nodes."""
 
     def __init__(self, options: SafeOptions) -> None:
-        self._accounting = in_flight_accounting.accounting(options)
-        objects = self._accounting.objects if self._accounting is not None else frozenset()
-        self.inputs = Inputs(objects, node_objects=True, metrics=options.statistics == "metrics")
+        super().__init__(InFlightAccounting() if options.in_flight else None)
+        self.inputs = Inputs(self.counted_objects, node_objects=True, metrics=options.statistics == "metrics")
         self._window_s = options.statistics_window_s
         self._forecast_weight = options.safe_forecast_weight / 100
         self._reader = LoadReader(options)
 
-    def metric_requests(self, objects: Mapping[str, Mapping[ObjectKey, Any]]) -> frozenset[MetricRequest]:  # noqa: ARG002
+    def metric_requests(self, objects: Mapping[str, Mapping[ObjectKey, Any]]) -> frozenset[MetricRequest]:
         """The metrics of the nodes' load, for any objects."""
-        own = self._reader.metric_requests
-        return own if self._accounting is None else own | self._accounting.metric_requests
+        return self._reader.metric_requests | super().metric_requests(objects)
 
     def build(self, cluster_state: ClusterState) -> Generator[None, None, SafeState | None]:
         """The load of all nodes; None before its metrics were requested, because they are not missing yet."""
@@ -105,11 +101,6 @@ class SafeStateBuilder(StateBuilder[SafeState | None]):
         ends = cluster_state.now - load.ages_s
         in_flight = yield from self._accounting.count(cluster_state, ends, self._window_s, load.used)
         return state._replace(in_flight=in_flight)
-
-    def count_prioritized(self, pod: PodFields, nodes: NDArray[np.intp]) -> None:
-        """Count a pod that is on its way to one of these nodes."""
-        if self._accounting is not None:
-            self._accounting.count_prioritized(pod, nodes)
 
 
 create_state_builder = SafeStateBuilder
