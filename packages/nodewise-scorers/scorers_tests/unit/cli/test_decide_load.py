@@ -8,7 +8,7 @@ import pytest
 from click.testing import CliRunner
 
 from nodewise.cli import main
-from nodewise_scorers.load.placements import PLACEMENTS
+from nodewise_scorers.load.agent import PLACEMENTS
 from scorers_tests.unit.load.load_clusters import pod_body
 
 AT = "2026-11-30T08:00:00Z"

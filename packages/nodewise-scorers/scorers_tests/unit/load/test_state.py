@@ -9,10 +9,9 @@ import pytest
 
 from nodewise.agent import Names
 from nodewise_scorers.load import LoadAgentOptions
-from nodewise_scorers.load.agent import LoadAgent
+from nodewise_scorers.load.agent import PLACEMENTS, LoadAgent
 from nodewise_scorers.load.bound_pods import OwnedPod
 from nodewise_scorers.load.node_forecasts import PROFILES
-from nodewise_scorers.load.placements import PLACEMENTS
 from scorers_tests.unit.load import load_clusters
 from scorers_tests.unit.load.load_clusters import LoadCluster, bound_pod, in_flight_milli, pod_body
 

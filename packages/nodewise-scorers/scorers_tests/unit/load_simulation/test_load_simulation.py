@@ -17,8 +17,7 @@ from nodewise.scheduling_model import simulated_cluster
 from nodewise_scorers.cli import load as command
 from nodewise_scorers.load.published_formulas import FORMULAS
 from nodewise_scorers.load_simulation import simulation, workload
-from nodewise_scorers.load_simulation.placements import PLACEMENTS, Nodes
-from nodewise_scorers.load_simulation.simulation import LoadResult
+from nodewise_scorers.load_simulation.simulation import PLACEMENTS, LoadResult, Nodes
 
 
 @pytest.fixture(scope="module")

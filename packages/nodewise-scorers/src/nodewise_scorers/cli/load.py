@@ -18,8 +18,7 @@ from nodewise.cli.setting_declarations import CommandOptions
 from nodewise.observe import logs
 from nodewise_scorers.load_simulation import simulation
 from nodewise_scorers.load_simulation import workload as workloads
-from nodewise_scorers.load_simulation.placements import PLACEMENTS
-from nodewise_scorers.load_simulation.simulation import LoadResult
+from nodewise_scorers.load_simulation.simulation import PLACEMENTS, LoadResult
 from nodewise_scorers.load_simulation.workload import SimulatedPods
 
 ALL: Final = "all"

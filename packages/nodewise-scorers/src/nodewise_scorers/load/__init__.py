@@ -13,8 +13,7 @@
 | `usage_profiles.py` | the usage of pods of the same application, learned from statistics |
 | `projected_load.py` | the load of nodes once they are full, and the node for which a pod increases overload least |
 | `published_formulas.py` | the scores of Trimaran, Koordinator and Volcano |
-| `placements.py` | the placements of the agent, by name |
-| `agent.py` | answers requests, with details and `/state/load` |
+| `agent.py` | the placements by name, and answers to requests, with details and `/state/load` |
 """
 
 from collections.abc import Sequence

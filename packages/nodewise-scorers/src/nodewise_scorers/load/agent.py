@@ -1,26 +1,97 @@
 """Answers requests of the agent load: scores by the chosen placement. It rejects no node."""
 
-from collections.abc import Generator, Mapping
+from collections.abc import Callable, Generator, Mapping
 from itertools import islice
+from math import inf
 from typing import Any, Final, NamedTuple
 
 import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from nodewise.agent import Names, ScorePlugin, Scores, Snapshot, StateExporter
-from nodewise_scorers.load import LoadAgentOptions, bound_pods, placements
-from nodewise_scorers.load.bound_pods import RESOURCES, OwnedPod
+from nodewise.agent import MAX_SCORE, Names, ScorePlugin, Scores, Snapshot, StateExporter
+from nodewise_scorers.load import LoadAgentOptions, PlacementName, bound_pods, projected_load
+from nodewise_scorers.load.bound_load import EstimateFunction
+from nodewise_scorers.load.bound_pods import RESOURCES, OwnedPod, PodAmounts
 from nodewise_scorers.load.node_forecasts import METHODS
-from nodewise_scorers.load.placements import PLACEMENTS, ScoredPod
-from nodewise_scorers.load.state import CPU, LoadState, LoadStateBuilder, NodeFields
+from nodewise_scorers.load.owner_usage import Owner
+from nodewise_scorers.load.projected_load import OTHERS
+from nodewise_scorers.load.published_formulas import (
+    FORMULAS,
+    MAX_NODE_SCORE,
+    CandidateUsage,
+    PublishedFormula,
+)
+from nodewise_scorers.load.state import CPU, MEMORY, LoadState, LoadStateBuilder, NodeFields
 
 __all__ = ["LoadAgent", "NodeFields", "PodFields", "create_agent", "create_state_builder"]
 
+Floats = NDArray[np.float64]
+Ints = NDArray[np.intp]
 PodFields = OwnedPod
 PRIORITY: Final = "load"
 _NODES_PER_PART: Final = 64
 """Nodes that are exported between two yields."""
+
+
+class ScoredPod(NamedTuple):
+    """A pod to place."""
+
+    amounts: PodAmounts
+    owner: Owner | None
+    """None if no pod of its owner is known."""
+
+
+ValueFunction = Callable[[ScoredPod, LoadState, Ints], Floats]
+"""Scores from 0 to `MAX_SCORE` of the nodes with these numbers in the index, not rounded."""
+
+
+class AgentPlacement(NamedTuple):
+    """A placement."""
+
+    scores: ValueFunction
+    estimate: EstimateFunction | None
+    """The usage of pods in flight; None for that of their owners."""
+
+
+def _projected(pod: ScoredPod, state: LoadState, nodes: Ints) -> Floats:
+    """By how much the pod raises the cost of each node: the projected load of CPU, and the predicted memory."""
+    places = state.numbers.take(nodes)
+    memory = state.bound.prioritized.amounts[MEMORY].take(places)
+    number = OTHERS if pod.owner is None else pod.owner.number
+    request = pod.amounts.counted[CPU] / 1000
+    costs = state.projected.costs(places, number, request)
+    capacity = state.capacity[MEMORY].take(nodes)
+    with np.errstate(divide="ignore", invalid="ignore"):
+        estimate = state.bound.owners.estimate(pod.owner, pod.amounts, inf)[MEMORY] / capacity
+        before = state.predicted[MEMORY].take(nodes) + memory / capacity
+        more = projected_load.load_cost(before + estimate) - projected_load.load_cost(before)
+    # an equal share of CPU and of memory counts the same
+    costs += np.nan_to_num(more * state.capacity[CPU].take(nodes) / 1000)
+    scores: Floats = projected_load.points(costs).astype(np.float64)
+    return scores
+
+
+def _published(formula: PublishedFormula) -> AgentPlacement:
+    def scores(pod: ScoredPod, state: LoadState, nodes: Ints) -> Floats:
+        places = state.numbers.take(nodes)
+        used, in_flight, deviation, requested, limits, capacity = (
+            values.take(nodes, axis=1)
+            for values in (
+                state.used, state.in_flight, state.deviation, state.requested, state.limits, state.capacity
+            )
+        )  # fmt: skip
+        in_flight += state.bound.prioritized.amounts.take(places, axis=1)
+        usage = CandidateUsage(used, in_flight, deviation, requested, limits, np.maximum(capacity, 1e-9))
+        return formula.scores(usage, pod.amounts) * (MAX_SCORE / MAX_NODE_SCORE)
+
+    return AgentPlacement(scores, lambda _owner, amounts, _age_s: formula.estimate(amounts))
+
+
+PLACEMENTS: Final[Mapping[PlacementName, AgentPlacement]] = {
+    "projected": AgentPlacement(_projected, None),
+    **{name: _published(formula) for name, formula in FORMULAS.items()},
+}
 
 
 class LoadAgent(ScorePlugin[PodFields, LoadState], StateExporter[PodFields, LoadState]):
@@ -45,11 +116,11 @@ class LoadAgent(ScorePlugin[PodFields, LoadState], StateExporter[PodFields, Load
         is_missing = np.isnan(state.predicted[CPU].take(numbers))
         details = LoadDetails(state.shares, state.methods, numbers)
         if not is_missing.any():
-            return Scores(placements.points(self._scores(scored, state, numbers)), details=details)
+            return Scores(_round_scores(self._scores(scored, state, numbers)), details=details)
         points = np.full(len(numbers), self._missing)
         known = np.flatnonzero(~is_missing)
         if len(known):
-            points[known] = placements.points(self._scores(scored, state, numbers[known]))
+            points[known] = _round_scores(self._scores(scored, state, numbers[known]))
         return Scores(points, details=details)
 
     def export(self, state: LoadState, query: Mapping[str, str]) -> Generator[None, None, bytes]:
@@ -119,6 +190,12 @@ class LoadDetails(NamedTuple):
         if result["cpu"]["predicted_share"] is not None:
             result["cpu"]["forecast"] = METHODS[self.methods[node]]
         return result
+
+
+def _round_scores(scores: Floats) -> NDArray[np.int64]:
+    """Whole scores; 0 for NaN."""
+    whole: NDArray[np.int64] = np.clip(np.rint(np.nan_to_num(scores)), 0, MAX_SCORE).astype(np.int64)
+    return whole
 
 
 def create_state_builder(options: LoadAgentOptions) -> LoadStateBuilder:
