@@ -66,7 +66,7 @@ class TestTape:
             (b"no gzip", "entry 1"),
             (gzip.compress(b"{}\n"), "entry 1"),
             (gzip.compress(b'{"kind":"end","why":"full"}\n'), "header: no header"),
-            (recording_of(Record(HEADER))[:-8] + bytes(8), "incorrect data check"),
+            (recording_of(Record(HEADER))[:-8] + bytes(8), "CRC check failed"),
             (gzip.compress(b'{"kind":"recording","format":9,"nodewise":"7","agents":[],"sync_period_s":5,"at":1}\n'),
              "format: 9, by nodewise 7; expected 1"),
         ],
