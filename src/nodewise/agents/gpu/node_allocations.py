@@ -26,12 +26,12 @@ from nodewise.agents.gpu.gpu_pod_fields import GPU_NUMBERS, GPUS, SUBDEVICES, Al
 from nodewise.agents.gpu.node_gpus import NodeGpus
 from nodewise.agents.gpu.vendor_resource_names import ResourceProfile
 from nodewise.base.errors import list_first, shown
+from nodewise.kube.pod_requests import COMPLETED_PHASES
 
 _MOST_GPUS: Final = 1024
 """The most GPUs in one pod's annotation. Tenants write it, and no pod that requests more than some hundred is
 placed."""
 _MOST_CONFLICTS: Final = 16
-_ENDED: Final = frozenset({"Succeeded", "Failed"})
 
 Amounts = Mapping[str, Mapping[str, int]]
 """By GPU and full resource name."""
@@ -125,7 +125,7 @@ def reservation_status(uid: str, entry: Reservation, node: str, pods: PodIndex) 
 
 def has_ended(pod: AllocatedPod) -> bool:
     """Whether no container of the pod runs or will run."""
-    return pod.status.phase in _ENDED
+    return pod.status.phase in COMPLETED_PHASES
 
 
 def allocations_of_node(  # complexity: one part for each source

@@ -10,13 +10,13 @@ only their CPU is kept.
 those of one node.
 """
 
-import sys
-from collections.abc import Callable, Generator, Iterable, Mapping
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from functools import lru_cache
 from typing import Any, Final, NamedTuple
 
 import msgspec
 import numpy as np
+from msgspec.structs import replace
 from numpy.typing import NDArray
 
 from nodewise.agent import ClusterState, Inputs, NodeIndex, ObjectKey
@@ -54,12 +54,13 @@ from nodewise.devices.device_inventory import (
     DeviceInventoryBuilder,
 )
 from nodewise.devices.resource_claims import DeviceClass, ResourceClaim
-from nodewise.kube.pod_requests import HoldingSpec, RequestedResources, RequestingContainer
+from nodewise.kube import pod_requests
 
 Cpu = NDArray[np.int64]
 
 UNLIMITED: Final = 2**61
 """The milli-CPU of a node without allocatable CPU."""
+_NO_COLUMNS: Final[tuple[Mapping[str, int], Cpu]] = ({}, np.full(1, UNLIMITED, np.int64))
 _STRIDE: Final = 512
 """Nodes per part of the work."""
 
@@ -73,31 +74,21 @@ def reduce_non_gpu_pod_to_cpu(pod: AllocatedPod) -> AllocatedPod | None:
     """Keep pods that may hold GPUs; of other pods on a node only the CPU that they take."""
     if node_allocations.may_hold_gpus(pod):
         return gpu_pod_fields.reduce_gpu_pod(pod)
-    milli, metadata = cpu_milli_on_node(pod), pod.metadata
-    if not milli:
+    if not pod_requests.holds_requests(pod):
         return None
-    return AllocatedPod(
-        metadata=AllocatedMetadata(
-            name=metadata.name,
-            namespace=sys.intern(metadata.namespace),
-            uid=metadata.uid,
-            resourceVersion=metadata.resourceVersion,
-        ),
-        spec=HoldingSpec(
-            nodeName=sys.intern(pod.spec.nodeName), containers=_containers_with_cpu_request(milli)
-        ),
+    reduced = pod_requests.reduce_to_requests(pod, ("cpu",))
+    if not cpu_milli(reduced):
+        return None
+    before = reduced.metadata
+    metadata = AllocatedMetadata(
+        name=before.name, namespace=before.namespace, uid=before.uid, resourceVersion=before.resourceVersion
     )
-
-
-@lru_cache(1024)
-def _containers_with_cpu_request(milli: int) -> tuple[RequestingContainer, ...]:
-    """The same object for all pods with this request."""
-    return (RequestingContainer(resources=RequestedResources(requests={"cpu": f"{milli}m"})),)
+    return replace(reduced, metadata=metadata)
 
 
 def cpu_milli_on_node(pod: AllocatedPod) -> int:
     """The milli-CPU that a pod takes on its node."""
-    return cpu_milli(pod, pod.status) if pod.spec.nodeName and not node_allocations.has_ended(pod) else 0
+    return cpu_milli(pod, pod.status) if pod_requests.holds_requests(pod) else 0
 
 
 def cpu_of_gpu_pods(allocations: NodeAllocations, bound: Iterable[AllocatedPod], pods: PodIndex) -> int:
@@ -140,8 +131,8 @@ class FreeCpu:
         self._plain: dict[str, int] = {}
         """By node, the milli-CPU of pods without GPUs."""
         self._moved: set[str] = set()
-        self._rows: Mapping[str, int] = {}
-        self._free: Cpu = np.full(1, UNLIMITED, np.int64)
+        self._newest: Sequence[tuple[Mapping[str, int], Cpu]] = (_NO_COLUMNS, _NO_COLUMNS)
+        """The columns of each layout by node name, and the free CPU by column."""
 
     def node(self, name: str, node: GpuNode | None) -> None:
         """Apply a changed node; None if it was deleted."""
@@ -166,23 +157,30 @@ class FreeCpu:
         """Mark a node whose pods with GPUs may have changed."""
         self._moved.add(name)
 
-    def free(self, rows: Mapping[str, int], held: Callable[[str], int]) -> Generator[None, None, Cpu]:
-        """(N+1): the free milli-CPU by column of the layout.
+    def free(
+        self, layouts: Sequence[Mapping[str, int]], held: Callable[[str], int]
+    ) -> Generator[None, None, tuple[Cpu, ...]]:
+        """(N+1) for each of two layouts: the free milli-CPU by column.
 
-        `rows` are the columns by node name, and `held` returns the CPU of pods with GPUs.
+        `layouts` are the columns by node name, and `held` returns the CPU of pods with GPUs.
         """
-        moved: Iterable[str] = self._moved & rows.keys()
-        if rows is not self._rows:
-            self._rows, self._free, moved = rows, np.full(len(rows) + 1, UNLIMITED, np.int64), rows
-        elif moved:
-            self._free = self._free.copy()
-        for number, name in enumerate(moved):
-            left = self._allocatable.get(name, UNLIMITED) - self._plain.get(name, 0)
-            self._free[rows[name]] = left - held(name)
-            if number % _STRIDE == 0:
-                yield
+        newest: list[tuple[Mapping[str, int], Cpu]] = []
+        for columns, (known_columns, known) in zip(layouts, self._newest, strict=True):
+            moved: Iterable[str] = self._moved & columns.keys()
+            free = known
+            if columns is not known_columns:
+                free, moved = np.full(len(columns) + 1, UNLIMITED, np.int64), columns
+            elif moved:
+                free = known.copy()
+            for number, name in enumerate(moved):
+                left = self._allocatable.get(name, UNLIMITED) - self._plain.get(name, 0)
+                free[columns[name]] = left - held(name)
+                if number % _STRIDE == 0:
+                    yield
+            newest.append((columns, free))
+        self._newest = newest
         self._moved.clear()
-        return self._free
+        return tuple(free for _, free in newest)
 
 
 NAME: Final = "gpu"
@@ -298,7 +296,6 @@ class GpuStateBuilder(AllocationStateBuilder[GpuState]):
         self._missing = MissingGpusTable()
         self._devices = DeviceInventoryBuilder()
         self._device_layout = DeviceLayoutBuilder()
-        self._device_cpu = FreeCpu()
         self._dra = DraNodeTable(self._profile)
         self._rows: dict[str, int] = {}
         self._layout = gpu_arrays.build_layout((), np.zeros(1, np.intp), self._profile.subdevices)
@@ -323,7 +320,6 @@ class GpuStateBuilder(AllocationStateBuilder[GpuState]):
             self._version = pods.version
         yield from self._recompute_marked_nodes(pods)
         yield from self._update_layout(cluster_state.nodes)
-        cpu_free = yield from self._free_cpu.free(self._rows, lambda name: self._nodes[name].cpu_held)
         yield from self._rebuild_typical_pods(
             cluster_state.objects.get(DEMAND_CONFIGMAP, {}), typical_pods.day_since_1970(cluster_state.now)
         )
@@ -340,8 +336,9 @@ class GpuStateBuilder(AllocationStateBuilder[GpuState]):
         dra = yield from self._dra.update(cluster_state.nodes, devices, classes.values(), labels_of)
         missing = yield from self._missing.by_number(cluster_state.nodes)
         layout = yield from self._device_layout.update(cluster_state.nodes, devices, pods.by_key)
-        device_cpu_free = yield from self._device_cpu.free(
-            layout.columns, lambda name: self._nodes[name].cpu_held if name in self._nodes else 0
+        cpu_free, device_cpu_free = yield from self._free_cpu.free(
+            (self._rows, layout.columns),
+            lambda name: self._nodes[name].cpu_held if name in self._nodes else 0,
         )
         by_name = {name: device_class for (_, name), device_class in classes.items()}
         return GpuState(
@@ -391,8 +388,7 @@ class GpuStateBuilder(AllocationStateBuilder[GpuState]):
             self._missing.put(name, gpus.missing if gpus is not None else None)
             offered = gpus or NodeGpus()
             self._dra.put(name, offered.allocatable, is_labelled=offered.missing.is_labelled)
-            for cpu in (self._free_cpu, self._device_cpu):
-                cpu.node(name, change.new)
+            self._free_cpu.node(name, change.new)
             self._dirty.add(name)
             yield
         self._dirty.update(self._resource_cap.settle())
@@ -439,8 +435,7 @@ class GpuStateBuilder(AllocationStateBuilder[GpuState]):
         for number, (key, change) in enumerate(changes):
             old, plain_old = _pod_by_gpu_use(change.old)
             new, plain_new = _pod_by_gpu_use(change.new)
-            for cpu in (self._free_cpu, self._device_cpu):
-                cpu.apply_pod_change(plain_old, plain_new)
+            self._free_cpu.apply_pod_change(plain_old, plain_new)
             if old is not None and old.spec.nodeName:
                 bound = self._bound.get(old.spec.nodeName, {})
                 bound.pop(key, None)
@@ -474,8 +469,7 @@ class GpuStateBuilder(AllocationStateBuilder[GpuState]):
             else:
                 self._nodes.pop(name, None)
             self._moved.add(name)
-            for cpu in (self._free_cpu, self._device_cpu):
-                cpu.mark_node_changed(name)
+            self._free_cpu.mark_node_changed(name)
             self._dirty.discard(name)
             yield
 
