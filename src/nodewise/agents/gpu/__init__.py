@@ -8,11 +8,12 @@ requests and plans binds; only `controller` calls the API server. Replaces GPU A
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any, Final
 
-from nodewise.agent import DeferredType, Resource, Watched
+from nodewise.agent import DeferredType, Watched
 from nodewise.agent.bind_plugin_interface import ALLOCATION_RECORD_LABEL, AllocationRecordLease
 from nodewise.agent.controller_interface import ControllerKind, Handle
 from nodewise.agents.gpu import vendor_resource_names
 from nodewise.agents.gpu.options import GpuOptions
+from nodewise.kube import resource_kinds
 
 if TYPE_CHECKING:
     # imported when a kind is used: commands declare the options of all agents
@@ -20,16 +21,11 @@ if TYPE_CHECKING:
     from nodewise.agents.gpu.controller import GpuController
     from nodewise.agents.gpu.state import GpuStateBuilder
 
-_PODS: Final = Resource("", "v1", "pods", "Pod")
-_CONFIGMAPS: Final = Resource("", "v1", "configmaps", "ConfigMap")
-_LEASES: Final = Resource("coordination.k8s.io", "v1", "leases", "Lease")
-
 
 def watched_devices() -> tuple[Watched, ...]:
     """The kinds that the devices of DRA drivers and their holders depend on."""
     from nodewise.devices import device_inventory, resource_claims, resource_slices
     from nodewise.devices.device_taint_rules import DeviceTaintRule
-    from nodewise.kube import resource_kinds
 
     return (
         Watched(
@@ -84,17 +80,17 @@ class GpuKind(ControllerKind):
 
         keep = state.reduce_non_gpu_pod_to_cpu if options.placement == "fragmentation" else state.keep_gpu_pod
         return (
-            Watched(state.PODS, _PODS, AllocatedPod, keep=keep),
+            Watched(state.PODS, resource_kinds.PODS, AllocatedPod, keep=keep),
             Watched(
                 state.ALLOCATION_RECORDS,
-                _LEASES,
+                resource_kinds.LEASES,
                 AllocationRecordLease,
                 own_namespace=True,
                 selectors={"labelSelector": f"{ALLOCATION_RECORD_LABEL}={self.name}"},
             ),
             Watched(
                 state.DEMAND_CONFIGMAP,
-                _CONFIGMAPS,
+                resource_kinds.CONFIG_MAPS,
                 typical_pods.DemandConfigMap,
                 keep=lambda configmap: configmap if configmap.metadata.name == typical_pods.NAME else None,
                 own_namespace=True,

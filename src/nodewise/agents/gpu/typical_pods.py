@@ -87,11 +87,6 @@ class _Kept(msgspec.Struct, omit_defaults=True):
     models: list[str] | None = None
 
 
-def encode(history: History) -> dict[str, str]:
-    """Encode a history as data of the ConfigMap; equal histories yield equal texts."""
-    return {f"day-{when}": _encode_classes_of_day(counts) for when, counts in sorted(history.items())}
-
-
 def _encode_classes_of_day(counts: Mapping[PodClass, int]) -> str:
     rows = [
         _Kept(
@@ -106,18 +101,6 @@ def _encode_classes_of_day(counts: Mapping[PodClass, int]) -> str:
     texts = [(-row.pods, msgspec.json.encode(row)) for row in rows]
     kept = (text for _, text in sorted(texts) if len(text) <= _LONGEST)
     return f"[{b','.join(itertools.islice(kept, _MOST_CLASSES)).decode()}]"
-
-
-def decode(data: Mapping[str, str] | None) -> History:
-    """Decode a history from data of the ConfigMap; invalid parts are omitted."""
-    history: dict[int, Mapping[PodClass, int]] = {}
-    for key, text in (data or {}).items():
-        number = key.removeprefix("day-")
-        if number.isascii() and number.isdecimal() and len(number) < len(str(LARGEST)):
-            counts = Counter(dict(_decode_classes_of_day(text)))
-            if counts:
-                history[int(number)] = counts
-    return history
 
 
 def _decode_classes_of_day(text: str) -> Iterator[tuple[PodClass, int]]:
@@ -264,16 +247,20 @@ def parse_histogram(configmap: DemandConfigMap | None) -> Generator[None, None, 
     data = (configmap.data or {}) if configmap is not None else {}
     history: dict[int, Mapping[PodClass, int]] = {}
     for key, text in data.items():
-        history.update(decode({key: text}))
+        number = key.removeprefix("day-")
+        if number.isascii() and number.isdecimal() and len(number) < len(str(LARGEST)):
+            counts = Counter(dict(_decode_classes_of_day(text)))
+            if counts:
+                history[int(number)] = counts
         yield
     return DemandHistogram(history, data.get(UNTIL, ""))
 
 
 def encode_histogram(counted: DemandHistogram) -> Generator[None, None, Mapping[str, str]]:
-    """The data of the ConfigMap."""
+    """The data of the ConfigMap; equal histograms yield equal texts."""
     data = {UNTIL: counted.until}
     for day, classes in counted.history.items():
-        data |= encode({day: classes})
+        data[f"day-{day}"] = _encode_classes_of_day(classes)
         yield
     return data
 

@@ -7,8 +7,15 @@ import pytest
 from nodewise.agents.gpu import typical_pods
 from nodewise.agents.gpu.extended_resource_amounts import Amounts
 from nodewise.agents.gpu.options import GpuOptions
-from nodewise.agents.gpu.typical_pods import PodClass
+from nodewise.agents.gpu.typical_pods import (
+    DemandConfigMap,
+    DemandHistogram,
+    DemandMetadata,
+    History,
+    PodClass,
+)
 from nodewise.agents.gpu.vendor_resource_names import GENERIC
+from nodewise.base.cooperative_scheduling import run_without_pauses
 from nodewise.base.errors import BadSettings
 from tests.unit.agents.gpu.gpu_fragmentation_layouts import demand, share
 
@@ -20,6 +27,15 @@ def load(tmp_path, text, name="pods.yaml"):
     path = tmp_path / name
     path.write_text(text)
     return typical_pods.load_typical_pods(str(path), GENERIC, GpuOptions(gpu_profile="generic"))
+
+
+def encode(history: History) -> dict[str, str]:
+    return dict(run_without_pauses(typical_pods.encode_histogram(DemandHistogram(history, ""))))
+
+
+def decode(data: dict[str, str]) -> History:
+    configmap = DemandConfigMap(DemandMetadata(typical_pods.NAME), data)
+    return run_without_pauses(typical_pods.parse_histogram(configmap)).history
 
 
 @pytest.mark.parametrize(
@@ -82,7 +98,7 @@ def test_only_the_last_seven_days_count() -> None:
 def test_a_history_survives_the_config_map() -> None:
     history = {20000: EXPECTED, 20001: {share(100): 1}}
 
-    assert typical_pods.decode(typical_pods.encode(history)) == history
+    assert decode(encode(history)) == history
 
 
 def test_the_config_map_has_place_for_whatever_tenants_ask_for() -> None:
@@ -92,9 +108,9 @@ def test_the_config_map_has_place_for_whatever_tenants_ask_for() -> None:
     }
     plain = PodClass(1, Amounts({"nvidia.com/gpu": 1}))
     long = {PodClass(1, Amounts({"nvidia.com/gpu": 1}), 0, frozenset({f"{n:0400}"})): 9 for n in range(300)}
-    data = typical_pods.encode({day: {**wide, **long, plain: 10} for day in range(7)})
+    data = encode({day: {**wide, **long, plain: 10} for day in range(7)})
     assert sum(map(len, data.values())) < 2**20
-    assert plain in typical_pods.decode(data)[3]
+    assert plain in decode(data)[3]
 
 
 @pytest.mark.parametrize(
@@ -115,7 +131,7 @@ def test_the_config_map_has_place_for_whatever_tenants_ask_for() -> None:
 def test_garbage_in_the_config_map_is_left_out(text) -> None:
     good = json.dumps([{"pods": 2, "cards": 1, "per_card": {"a": 3}}, 7])
 
-    history = typical_pods.decode({"day-5": text, "day-6": good, "day-x": good, "other": good})
+    history = decode({"day-5": text, "day-6": good, "day-x": good, "other": good})
 
     assert [sum(counts.values()) for counts in history.values()] == [2]
 
