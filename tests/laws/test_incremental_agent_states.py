@@ -22,8 +22,8 @@ from nodewise.metrics.metrics_source import RefreshOptions
 from nodewise.metrics.refresher import MetricsRefresher
 from nodewise.observe.metrics_registry import MetricsRegistry
 from nodewise_scorers import pigeon
+from nodewise_scorers.pigeon.agent import PODS, HoldingPod, PigeonStateBuilder
 from nodewise_scorers.pigeon.options import PigeonOptions
-from nodewise_scorers.pigeon.state import PODS, HoldingPod, PigeonStateBuilder
 from scorers_tests.unit.pigeon.cluster_notation import node
 from tests.unit.incremental_agent_states import built
 

@@ -11,8 +11,8 @@ from nodewise.base.cooperative_scheduling import run_without_pauses
 from nodewise_scorers.annotator import AnnotatorConfig, node_usage
 from nodewise_scorers.annotator.node_patches import NodeMeasurements, allocation_by_node, plan_patches
 from nodewise_scorers.learned.pod_types_and_outcomes import PodFields, pending_pod_type
+from nodewise_scorers.pigeon import agent as pigeon_agent
 from nodewise_scorers.pigeon import placement_objectives, scored_pod_statistics
-from nodewise_scorers.pigeon import state as pigeon_state
 from nodewise_scorers.pigeon.placement_objectives import LAYOUTS, NodeTable, Objective
 from nodewise_scorers.pigeon.scored_pod_statistics import DemandStatistics
 from nodewise_scorers.safe import risk_scores
@@ -224,10 +224,10 @@ def _memory(request: str) -> list[Any]:
     wanted = _allocation({"node": {"memory": "8Gi"}, "pods": [{"requests": [{"memory": request}]}]})
     assert wanted is not None
     text = wanted["requested-memory"]
-    amount = pigeon_state.requests_from_annotations(
+    amount = pigeon_agent.requests_from_annotations(
         msgspec.convert({"requested-memory": text}, AllocationAnnotations)
     )
-    return [text, pigeon_state.to_agent_units(np.array([amount]).T)[1, 0]]
+    return [text, pigeon_agent.to_agent_units(np.array([amount]).T)[1, 0]]
 
 
 _PARTS: Final[Mapping[str, Callable[[Any], Any]]] = {

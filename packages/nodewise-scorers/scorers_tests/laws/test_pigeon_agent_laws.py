@@ -8,10 +8,10 @@ from hypothesis import strategies as st
 
 from nodewise_scorers.pigeon import placement_objectives
 from nodewise_scorers.pigeon import scored_pod_statistics as demands
+from nodewise_scorers.pigeon.agent import HoldingPod, NodeRequests
 from nodewise_scorers.pigeon.options import OBJECTIVES, Objective
 from nodewise_scorers.pigeon.placement_objectives import LAYOUTS, ROUNDING, NodeTable
 from nodewise_scorers.pigeon.scored_pod_statistics import DemandMemory
-from nodewise_scorers.pigeon.state import HoldingPod, NodeRequests
 from scorers_tests.unit.pigeon.cluster_notation import PigeonCluster, node
 from scorers_tests.unit.pigeon.test_node_request_sums import apply_pod_changes, holding_pod, reduced_pods
 

@@ -12,9 +12,15 @@ from nodewise.agent import ClusterState, NodeIndex, Snapshot
 from nodewise.base import quantity
 from nodewise.metrics.metrics_snapshot import MetricsSnapshot
 from nodewise_scorers import pigeon
-from nodewise_scorers.pigeon.agent import PigeonAgent
+from nodewise_scorers.pigeon.agent import (
+    PODS,
+    HoldingPod,
+    NodeFields,
+    PigeonAgent,
+    PigeonStateBuilder,
+    PodFields,
+)
 from nodewise_scorers.pigeon.options import PigeonOptions
-from nodewise_scorers.pigeon.state import PODS, HoldingPod, NodeFields, PigeonStateBuilder, PodFields
 
 RESOURCES = ("cpu", "memory", "pods", "gpu", "ephemeral-storage")
 N3 = "n1(4,8Gi;1000,2Gi) n2(4,8Gi;2000,4Gi) n3(4,8Gi;3000,6Gi)"

@@ -11,9 +11,9 @@ from nodewise.base import cooperative_scheduling
 from nodewise.kube.pod_requests import HoldingStatus
 from nodewise.kube.store import difference
 from nodewise_scorers import pigeon
-from nodewise_scorers.pigeon import state
+from nodewise_scorers.pigeon import agent
+from nodewise_scorers.pigeon.agent import HoldingPod, NodeRequests
 from nodewise_scorers.pigeon.options import PigeonOptions
-from nodewise_scorers.pigeon.state import HoldingPod, NodeRequests
 from scorers_tests.unit.pigeon.cluster_notation import PigeonCluster, node
 
 Pods = Mapping[tuple[str, str], HoldingPod]
@@ -33,7 +33,7 @@ def holding_pod(
 
 def reduced_pods(pods: Iterable[HoldingPod], gpu: str = "gpu") -> dict[tuple[str, str], HoldingPod]:
     """The reduced pods as a store keeps them."""
-    keep = state.make_pod_request_reducer(gpu)
+    keep = agent.make_pod_request_reducer(gpu)
     reduced = ((pod, keep(pod)) for pod in pods)
     return {("d", pod.metadata.name): rest for pod, rest in reduced if rest is not None}
 

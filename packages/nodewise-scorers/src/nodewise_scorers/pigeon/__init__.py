@@ -5,8 +5,7 @@
 | `options.py` | settings, the older system's file, and the configuration of both |
 | `placement_objectives.py` | the three objectives, their values on each node, and these as scores |
 | `scored_pod_statistics.py` | mean and covariance of the requests of counted pods, and the stored form |
-| `state.py` | resources and their units, and the agent's state from nodes and pods |
-| `agent.py` | answers requests, and `/state/pigeon` |
+| `agent.py` | resources and their units, the state from nodes and pods, answers to requests, and `/state/pigeon` |
 
 Replaces the agent `pigeon` of kube-safe-scheduler 0.0.1.
 """
@@ -34,7 +33,7 @@ class PigeonKind(ScoringAgentKind):
         if options.pigeon_usage == "annotations":
             return in_flight
         from nodewise.kube.pod_requests import HOLDING_SELECTORS
-        from nodewise_scorers.pigeon.state import PODS, HoldingPod, make_pod_request_reducer
+        from nodewise_scorers.pigeon.agent import PODS, HoldingPod, make_pod_request_reducer
 
         pods, keep = Resource("", "v1", "pods", "Pod"), make_pod_request_reducer(options.pigeon_gpu_resource)
         return (Watched(PODS, pods, HoldingPod, keep=keep, selectors=HOLDING_SELECTORS), *in_flight)
