@@ -3,13 +3,13 @@
 Checked against kube-scheduler v0.36 `apis/config/validation` and `apis/config/v1/types.go`.
 """
 
-import ipaddress
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Final, NamedTuple
 from urllib.parse import SplitResult, urlsplit
 
 from nodewise.base.errors import BadSettings, Problem
+from nodewise.server.options import is_loopback
 
 DEFAULT_SCHEDULER: Final = "default-scheduler"
 DEFAULT_WEIGHT: Final = 10
@@ -220,7 +220,7 @@ def _url_problems(options: SchedulerOptions) -> Iterable[Problem]:
     else:
         if any(files):
             yield Problem("--url", repr(options.url), "https://, as certificates are given")
-        if not (options.plain_http or _is_loopback(parts.hostname)):
+        if not (options.plain_http or is_loopback(parts.hostname)):
             expected = (
                 "https://, a loopback address, or --plain-http: an attacker on the network could respond"
             )
@@ -235,10 +235,3 @@ def _split_url(url: str) -> SplitResult:
     except ValueError:
         return urlsplit("")
     return parts if re.fullmatch(r"[\x21-\x7e]+", url) else urlsplit("")
-
-
-def _is_loopback(host: str) -> bool:
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost"

@@ -22,6 +22,8 @@ from urllib.parse import urlsplit
 import httpcore2
 import httpx2
 
+from nodewise.server.options import is_loopback
+
 if TYPE_CHECKING:
     import aiohttp
     import yarl
@@ -426,7 +428,7 @@ def drop_idle_connections(request: httpx2.Request | ShortRequest) -> None:
 
 
 def proxy_url(server: str, environ: Mapping[str, str]) -> str:
-    """The URL of the proxy for a server; empty for a direct connection."""
+    """The URL of the proxy for a server; empty for a direct connection, which loopback addresses always have."""
     url = urlsplit(server)
     host = url.hostname or ""
     name = f"{url.scheme}_proxy"
@@ -434,12 +436,6 @@ def proxy_url(server: str, environ: Mapping[str, str]) -> str:
     if not proxy or is_loopback(host) or _is_in_no_proxy(host, environ):
         return ""
     return proxy if "://" in proxy else f"http://{proxy}"
-
-
-def is_loopback(host: str) -> bool:
-    """Whether a host is loopback, which never uses a proxy of the environment."""
-    address = _parse_ip_address(host)
-    return host == "localhost" if address is None else address.is_loopback
 
 
 def _is_in_no_proxy(host: str, environ: Mapping[str, str]) -> bool:

@@ -11,7 +11,6 @@ from functools import lru_cache
 from typing import Final, NamedTuple
 
 from cryptography import x509
-from cryptography.exceptions import InvalidSignature, UnsupportedAlgorithm
 
 from nodewise.base.clock import Clock, SystemClock
 from nodewise.base.errors import BadSettings, Problem
@@ -20,16 +19,9 @@ from nodewise.server.options import ServeOptions
 from nodewise.server.server_tls_context import PROTOCOL, ServerContext
 from nodewise.tls import certificate_files
 from nodewise.tls.certificate_files import CertificateBundle, ReloadableFiles, X509KeyPair
-from nodewise.tls.x509_certificates import UNREADABLE_CERTIFICATE, UNREADABLE_EXTENSIONS
+from nodewise.tls.x509_certificates import UNREADABLE_CERTIFICATE, is_issued_by, is_marked_as_ca
 
 _CIPHERS: Final = "ECDHE-ECDSA-AES256-GCM-SHA384:ECDHE-RSA-AES256-GCM-SHA384"  # of TLS 1.2; 1.3 has its own
-_NOT_SIGNED: Final = (
-    *UNREADABLE_EXTENSIONS,
-    TypeError,
-    InvalidSignature,
-    UnsupportedAlgorithm,
-    x509.ExtensionNotFound,
-)
 _LONGEST: Final = 8  # authorities between a client and one that is trusted
 _SYSTEM: Final = SystemClock()
 
@@ -88,16 +80,10 @@ def _issuers(
 ) -> list[x509.Certificate]:
     """The authorities among these that signed the certificate."""
     return [
-        issuer for issuer in candidates if _is_signed_by(certificate, issuer) and _is_valid(issuer, now_s)
+        issuer
+        for issuer in candidates
+        if is_issued_by(certificate, issuer) and is_marked_as_ca(issuer) and _is_valid(issuer, now_s)
     ]
-
-
-def _is_signed_by(certificate: x509.Certificate, issuer: x509.Certificate) -> bool:
-    try:
-        certificate.verify_directly_issued_by(issuer)
-        return issuer.extensions.get_extension_for_class(x509.BasicConstraints).value.ca
-    except _NOT_SIGNED:
-        return False
 
 
 def _is_valid(certificate: x509.Certificate, now_s: float) -> bool:

@@ -241,6 +241,8 @@ def _private_key_problem(pem: bytes, chain: "Sequence[x509.Certificate]", cert_p
     from cryptography.exceptions import UnsupportedAlgorithm
     from cryptography.hazmat.primitives import serialization
 
+    from nodewise.tls.x509_certificates import public_key_as_der
+
     try:
         key = serialization.load_pem_private_key(pem, password=None)
     except TypeError:
@@ -248,17 +250,10 @@ def _private_key_problem(pem: bytes, chain: "Sequence[x509.Certificate]", cert_p
     except (ValueError, UnsupportedAlgorithm):
         return "holds no private key that can be read"
     try:
-        matches = not chain or _public_key_bytes(key.public_key()) == _public_key_bytes(chain[0].public_key())
+        matches = not chain or public_key_as_der(key.public_key()) == public_key_as_der(chain[0].public_key())
     except (ValueError, UnsupportedAlgorithm):
         return f"cannot be compared with the public key of {cert_path}"
     return "" if matches else f"does not match {cert_path}"
-
-
-def _public_key_bytes(key: object) -> bytes:
-    from cryptography.hazmat.primitives import serialization
-
-    form = serialization.PublicFormat.SubjectPublicKeyInfo
-    return key.public_bytes(serialization.Encoding.DER, form)  # type: ignore[attr-defined, no-any-return]
 
 
 SOON_S: Final = 7 * 86400.0
