@@ -337,7 +337,7 @@ def create_snapshot_components(
 ) -> SnapshotComponents:
     """Snapshots of a cluster, or of files if there is no `api`. With `shards`, only of the nodes of this replica."""
     if api is None:
-        feed = object_feed.watch_files(paths.objects_from, needs, 0.2)
+        feed = object_feed.watch_files(paths.objects_from, needs)
     elif shards is None:
         feed = object_feed.watch_cluster(api, needs, *tools, api.namespace)
     else:

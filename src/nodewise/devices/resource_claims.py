@@ -35,7 +35,6 @@ class DeviceToleration(msgspec.Struct, frozen=True, gc=False, rename="camel"):
     value: str = ""
     effect: str = ""
     """Empty: all effects."""
-    toleration_seconds: int | None = None
 
 
 class DeviceRequest(msgspec.Struct, frozen=True, gc=False):

@@ -113,7 +113,6 @@ class DeviceTaint(msgspec.Struct, frozen=True, gc=False, rename="camel"):
     effect: str
     """`NoSchedule`, `NoExecute` or `None`."""
     value: str = ""
-    time_added: str | None = None
 
 
 class CapacityPolicy(NamedTuple):

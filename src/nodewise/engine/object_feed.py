@@ -27,6 +27,7 @@ from nodewise.metrics.node_attributes import NodeAttributeFields
 from nodewise.observe import logs
 from nodewise.observe.metrics_registry import MetricsRegistry
 
+_FILES_PERIOD_S: Final = 0.2
 MOST_WAITING_POD_BYTES: Final = 2**14
 """The largest pod that is kept for requeueing, as JSON of the fields that agents read. kube-scheduler retries a larger
 one after five minutes."""
@@ -191,7 +192,7 @@ def select_watched_file_objects(objects: FileObjects, watched: Watched) -> list[
     return items if watched.keep is None else [kept for kept in map(watched.keep, items) if kept is not None]
 
 
-def watch_files(paths: Sequence[str], needs: DataRequirements, period_s: float) -> ObjectFeed:
+def watch_files(paths: Sequence[str], needs: DataRequirements) -> ObjectFeed:
     """Read nodes and the objects of agents from files, and read them again when they change."""
     kinds = [Watched("nodes", NODES, needs.node_type), *needs.watched]
     writers: dict[str, StoreWriter[Any]] = {watched.name: StoreWriter() for watched in kinds}
@@ -205,7 +206,7 @@ def watch_files(paths: Sequence[str], needs: DataRequirements, period_s: float) 
     async def follow() -> None:
         before = metric_files.fingerprint_files(paths)
         while True:
-            await asyncio.sleep(period_s)
+            await asyncio.sleep(_FILES_PERIOD_S)
             now = metric_files.fingerprint_files(paths)
             if now == before:
                 continue

@@ -133,11 +133,8 @@ class ValueDistribution(NamedTuple):
 
         A metric that is 0 on most nodes, such as a number of errors, gives 0.
         """
-        value = self.percentile(90) if direction == "above" else self._percentile_from_above(90)
-        return _round_outwards(value, direction)
-
-    def _percentile_from_above(self, percent: int) -> int:
-        return self.ordered[-max(ceil(len(self.ordered) * percent / 100), 1)]
+        tenth = self.ordered[-max(ceil(len(self.ordered) * 90 / 100), 1)]
+        return _round_outwards(self.percentile(90) if direction == "above" else tenth, direction)
 
 
 def distribution_of(by_node: Mapping[str, int], without_value: Sequence[str]) -> ValueDistribution:
