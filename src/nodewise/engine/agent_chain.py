@@ -69,9 +69,7 @@ def assign_weights(agents: Sequence["AnyPlugin"], options: ChainOptions) -> Weig
         of_agent = 1.0 if priority.agent in labels else named.get(priority.agent, 1.0)
         weights[priority] = named.get(priority.label, of_agent)
     if named and not any(weights.values()):
-        raise BadSettings(
-            "settings", [Problem("--weights", repr(options.weights), "at least one weight above 0")]
-        )
+        raise BadSettings.of("settings", "--weights", repr(options.weights), "at least one weight above 0")
     return weights
 
 

@@ -297,8 +297,7 @@ class HttpApi:
         self, method: str, path: str, params: Params, body: object = b"", content_type: str = _JSON
     ) -> httpx2.Request:
         if self._http.is_closed:
-            problem = Problem("", "the connection was closed by us", "")
-            raise Unavailable(f"{method} {self.server}{path}", [problem])
+            raise Unavailable.of(f"{method} {self.server}{path}", "", "the connection was closed by us")
         content = body if isinstance(body, bytes) else msgspec.json.encode(body)
         headers = self._headers_with(content_type) if content else self._headers
         try:
@@ -515,9 +514,7 @@ async def _read_body(response: AnyResponse) -> bytes:
         body.write(piece)
         if body.tell() > MOST_BYTES:
             actual = f"more than {MOST_BYTES // 2**20} MiB"
-            raise Unavailable(
-                f"{response.request.method} {response.request.url.path}", [Problem("answer", actual, "")]
-            )
+            raise Unavailable.of(f"{response.request.method} {response.request.url.path}", "answer", actual)
     return body.getvalue()
 
 

@@ -75,8 +75,7 @@ def load_context(kubeconfig: str, context: str, environ: Mapping[str, str]) -> K
     cluster = _find_entry(document, "clusters", chosen.get("cluster") or "", what)
     user = _find_entry(document, "users", chosen["user"], what) if chosen.get("user") else {}
     if not cluster.get("server"):
-        problem = Problem(f"cluster {chosen['cluster']}: server", "not set", "https://host:port")
-        raise BadSettings(what, [problem])
+        raise BadSettings.of(what, f"cluster {chosen['cluster']}: server", "not set", "https://host:port")
     return KubeconfigContext(source, name, chosen, cluster, user)
 
 

@@ -94,8 +94,7 @@ class _ForwardedStream(httpcore2.AsyncNetworkStream):
         """A runtime that cannot connect closes its socket; the reset because of an unread request may overtake its
         error message.
         """
-        problem = Problem("", "the connection broke", f"a listener on port {self._port}")
-        return Unavailable("port-forward", [problem])
+        return Unavailable.of("port-forward", "", "the connection broke", f"a listener on port {self._port}")
 
     async def aclose(self) -> None:
         await self._web_socket.close()
@@ -254,9 +253,7 @@ async def find_replicas(api: Api, namespaces: Sequence[str], timeout_s: float) -
         # Tenants can give their pods the labels of a replica, so another namespace is never chosen, only named.
         if others := await _namespaces_with_replicas(api, timeout_s):
             remedy = f"{remedy}; pods with its labels are in {', '.join(others)}"
-        raise Unavailable(
-            "looking for replicas", [Problem("", actual, "at least one running pod")], remedy=remedy
-        )
+        raise Unavailable.of("looking for replicas", "", actual, "at least one running pod", remedy=remedy)
     return replicas
 
 

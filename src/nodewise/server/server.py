@@ -47,8 +47,7 @@ async def bind_socket(options: ServeOptions) -> socket.socket:
     """A listening socket. BadSettings names the port or the address that cannot be used."""
     if not 0 <= options.port <= _LAST_PORT:
         # the resolver would take it modulo 65536
-        problem = Problem("port", str(options.port), f"0 to {_LAST_PORT}")
-        raise BadSettings("the port cannot be opened", [problem])
+        raise BadSettings.of("the port cannot be opened", "port", str(options.port), f"0 to {_LAST_PORT}")
     loop = asyncio.get_running_loop()
     try:
         addresses = await loop.getaddrinfo(

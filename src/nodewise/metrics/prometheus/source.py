@@ -307,9 +307,7 @@ class PrometheusSource:
                 else "set deviceLabel to a label of them"
             )
             cause = missing_values.cause("NoSeriesOfNodes", NAME, text, remedy)
-            return NoValues(
-                what, [Problem("", text, "the label deviceLabel")], cause=cause, remedy=cause.remedy
-            )
+            return NoValues.of(what, "", text, "the label deviceLabel", cause=cause, remedy=cause.remedy)
         if grouped.unmatched:
             example = node_matching.describe_unmatched_series(grouped, self._labels)
             labels = self._labels.text()
@@ -325,8 +323,7 @@ class PrometheusSource:
             cause = missing_values.cause("NoSeries", NAME, "gives no series for the query", remedy)
         else:
             cause = missing_values.cause("MetricUnknown", NAME, "has no series of this name")
-        problem = Problem("", "no series", "one of each node")
-        return NoValues(what, [problem], cause=cause, remedy=cause.remedy)
+        return NoValues.of(what, "", "no series", "one of each node", cause=cause, remedy=cause.remedy)
 
     def _log_condition_once(self, metric: str, event: str, **fields: str) -> None:
         """Log a condition of a metric once, until it has ended."""

@@ -94,9 +94,7 @@ def read_traces(directory: str, day: str) -> list[Floats]:
         reason = getattr(error, "strerror", None) or str(error)
         raise BadInput("--traces", [Problem(str(path), reason, "a CSV file")]) from error
     if len(content) > _MAX_FILE_BYTES:
-        raise BadInput(
-            "--traces", [Problem(str(path), "more than 64 MiB", "per cent of CPU, a line per machine")]
-        )
+        raise BadInput.of("--traces", str(path), "more than 64 MiB", "per cent of CPU, a line per machine")
     traces = []
     for number, line in enumerate(content.decode("utf-8-sig", errors="replace").splitlines(), 1):
         trace = _parse_trace(line, f"{path}, line {number}")
