@@ -41,7 +41,6 @@ def has_third_party_agents() -> bool:
 
 
 def install_command(name: str) -> str:
-    """The command that installs a distribution."""
     return f"pip install 'nodewise[{EXTRAS[name]}]'"
 
 

@@ -36,8 +36,6 @@ ReportedState = Literal["free", "shared", "allocated", "blocked", "unknown"]
 
 
 class ReportedTaint(NamedTuple):
-    """A taint of a device."""
-
     owner: str
     """Who maintains it: `driver`, `policy NAME`, or `rule NAME` for other DeviceTaintRules."""
     reason: str
@@ -70,8 +68,6 @@ class ReportedDevice(NamedTuple):
 
 
 class NodeReport(NamedTuple):
-    """The devices of a node."""
-
     node: str
     devices: tuple[ReportedDevice, ...]
     problems: tuple[str, ...]

@@ -58,8 +58,6 @@ class DeviceRequest(msgspec.Struct, frozen=True, gc=False):
 
 
 class ClaimRequest(NamedTuple):
-    """A request of a claim."""
-
     name: str
     alternatives: tuple[DeviceRequest, ...]
     """One for `exactly`, else those of `firstAvailable` in their order; none if the form is newer than nodewise."""
@@ -74,8 +72,6 @@ class DeviceConstraint(NamedTuple):
 
 
 class AllocatedDevice(NamedTuple):
-    """A device that a claim has."""
-
     request: str
     """The name of the request, or `request/alternative`."""
     device: DeviceId
@@ -170,8 +166,6 @@ class ClaimingPodStatus(msgspec.Struct, frozen=True, gc=False, rename="camel"):
 
 
 class PodClaim(NamedTuple):
-    """A claim of a pod."""
-
     reference: str
     """The name in `spec.resourceClaims`; empty for the claim of extended resources."""
     claim: str

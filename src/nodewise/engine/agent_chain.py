@@ -123,8 +123,6 @@ AnyPlugin = Plugin[Any, Any]
 
 
 class Filter(NamedTuple):
-    """A filter function of an agent."""
-
     agent: FilterPlugin[Any, Any]
     call: FilterFunction
 

@@ -73,8 +73,6 @@ class ComputationInputs(NamedTuple):
 
 
 class _Computation:
-    """A computation that runs."""
-
     def __init__(self, metrics: ComputedMetrics, inputs: ComputationInputs) -> None:
         self.metrics = metrics
         self.began_s = inputs.clock.monotonic()
@@ -98,8 +96,6 @@ class _Computation:
 
 
 class ComputedMetricsSource:
-    """The metrics of one computation."""
-
     name = COMPUTED
 
     def __init__(

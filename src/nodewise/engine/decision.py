@@ -19,8 +19,6 @@ _FIXED_BYTES = 1500
 
 
 class PodRef(msgspec.Struct, frozen=True, gc=False):
-    """A reference to a pod."""
-
     namespace: str
     name: str
     uid: str = ""

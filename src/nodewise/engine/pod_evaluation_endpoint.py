@@ -34,8 +34,6 @@ _MAX_REQUESTS: Final = 16
 
 
 class EvaluationPage(msgspec.Struct, frozen=True, kw_only=True):
-    """A response."""
-
     decisions: list[msgspec.Raw]
     """A `filter` decision about nodes, then a `prioritize` decision about those that pass; empty if there is no such
     pod."""

@@ -94,8 +94,6 @@ class ScorePart(NamedTuple):
 
 
 class NodeExplanation(NamedTuple):
-    """The explanation of one node."""
-
     node: str
     reasons: tuple[tuple[str, Reason], ...]
     """By agent, why the node is rejected; empty for a node that passes."""
@@ -119,8 +117,6 @@ class RejectionGroup(NamedTuple):
 
 
 class Explanation(NamedTuple):
-    """The explanation of an attempt."""
-
     attempt: Attempt
     findings: tuple[NodeExplanation, ...]
     """Feasible nodes, the best score first; then rejected nodes, the closest to passing first."""

@@ -148,8 +148,6 @@ class FailureReporter:
 
 
 class ThirdPartyKind(AgentKind):
-    """The kind of a third-party agent."""
-
     def __init__(self, kind: Any, origin: Origin) -> None:
         """`kind` passed `third_party_result_validation.validate_kind`."""
         self.name = origin.agent
@@ -313,8 +311,6 @@ class ThirdPartyDetails:
 
 
 class ThirdPartyState(StateBuilder[Any]):
-    """Computes the state of a third-party agent."""
-
     def __init__(self, state: StateBuilder[Any], reporter: FailureReporter) -> None:
         self.inputs = state.inputs
         self.memory_scope = state.memory_scope

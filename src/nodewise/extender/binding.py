@@ -38,8 +38,6 @@ BindResult = Literal["bound", "already", "refused", "failed"]
 
 
 class BindOutcome(NamedTuple):
-    """The outcome of a bind."""
-
     result: BindResult
     error: str = ""
     """The error in the response to kube-scheduler; empty if the pod is on the node."""

@@ -206,7 +206,6 @@ class ApiLatency:
             self._unanswered_since_s = sent_s
 
     def record_response(self, sent_s: float, now_s: float) -> None:
-        """Record a response."""
         since_s = sent_s if self._unanswered_since_s is None else self._unanswered_since_s
         self._unanswered_since_s = None
         self._timeouts = 0
@@ -508,7 +507,6 @@ class ApiServerLiveness:
         self._is_away = False
 
     def record_response(self) -> None:
-        """Record a response of the API server."""
         self._responded_s = self._clock.monotonic()
 
     async def run(self) -> None:

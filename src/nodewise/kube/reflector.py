@@ -277,7 +277,6 @@ class ObjectDecoder(Generic[T]):
         return self._writer.apply_response(item, object_metadata(raw).resource_version)
 
     def apply(self, watch_event: WatchEvent) -> None:
-        """Apply an event of the watch."""
         if watch_event.kind == "bookmark":
             self._writer.advance_resource_version(watch_event.version)
             return

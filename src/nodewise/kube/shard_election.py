@@ -45,12 +45,10 @@ same if a Lease expires (`LeaseTimings`)."""
 
 
 def shard_lease(shard: int) -> str:
-    """The name of the Lease of a shard."""
     return f"{leader_election.CONTROLLER_LEASE}-shard-{shard}"
 
 
 def shard_of(uid: str, shards: int) -> int:
-    """The shard of an object."""
     value = _FNV_OFFSET
     for byte in uid.encode():
         value = (value ^ byte) * _FNV_PRIME & 0xFFFFFFFFFFFFFFFF

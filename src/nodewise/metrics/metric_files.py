@@ -174,7 +174,6 @@ def _read_metric_value_lists(objects: FileObjects) -> Iterator[MetricValue]:
 
 
 def _node_usage_by_metric(objects: FileObjects, known: NodeAttributes) -> dict[str, list[NodeSample]]:
-    """The usage of nodes, by metric."""
     listed = [
         item for _, item in _decode_objects(objects, (resource_metrics_api.GROUP, "NodeMetrics"), NodeMetrics)
     ]

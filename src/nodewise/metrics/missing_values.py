@@ -132,7 +132,6 @@ def first_cause(causes: Iterable[Cause]) -> Cause:
 
 
 def cause_of_error(error: NodewiseError, source: str) -> Cause:
-    """The cause for the error of a source."""
     own: Cause | None = getattr(error, "cause", None)
     if own is not None:
         return own

@@ -50,8 +50,6 @@ class NodeAllocatable(NamedTuple):
 
 
 class NodeAttributes(NamedTuple):
-    """The attributes of all nodes."""
-
     allocatable: Mapping[str, NodeAllocatable]
     """By node name."""
     names: Mapping[str, str]

@@ -223,7 +223,6 @@ def _decoded(decode: Callable[[bytes], T], text: bytes, where: str) -> T:
 
 
 def _parse_line(line: bytes, where: str) -> Iterator[_Point]:
-    """The data points of a line."""
     for i, of_resource in enumerate(_decoded(_decode, line, where).resourceMetrics):
         resource = bytes(of_resource.resource)
         attributes = _decoded(

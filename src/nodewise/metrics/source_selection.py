@@ -64,8 +64,6 @@ _STRIDE: Final = 50
 
 
 class _Names:
-    """The names of one source."""
-
     def __init__(self) -> None:
         self.lock = asyncio.Lock()
         self.due_s = float("-inf")
@@ -301,8 +299,6 @@ _NOT_THERE: Final = "not_there"
 
 
 class FetchLimits(NamedTuple):
-    """Limits of the calls to sources."""
-
     timeout_s: float
     """Timeout of one call, including the time that it waits for a slot."""
     calls: int
@@ -319,8 +315,6 @@ class FetchFailure(NamedTuple):
 
 
 class _SourceFailure(NamedTuple):
-    """The failure of one source."""
-
     source: str
     why: str
     cause: Cause
@@ -603,7 +597,6 @@ def _is_computed_elsewhere(request: MetricRequest, sources: Sequence[MetricsSour
 
 
 def _no_source_failure(request: MetricRequest, sources: Sequence[MetricsSource]) -> FetchFailure:
-    """The failure of a request that no source supports."""
     if not sources:
         cause = Cause("NoSource", "no source of metrics is configured", "set --metrics or --prometheus-url")
         return FetchFailure(cause.text, cause)

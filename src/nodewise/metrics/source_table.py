@@ -38,8 +38,6 @@ _FILE_REMEDIES: Final = {
 
 
 class SourceKind(NamedTuple):
-    """One kind of source."""
-
     title: str
     """How messages name it."""
     help: str

@@ -37,8 +37,6 @@ _PATCHES: Final[dict[str, Patch]] = {
 
 
 class ApiRequest(NamedTuple):
-    """A request of HTTP/1.1."""
-
     method: str
     path: str
     """As sent, without the query."""

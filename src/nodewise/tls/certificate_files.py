@@ -81,7 +81,6 @@ class CertificateBundle(NamedTuple):
 
 
 def read_contents(paths: Paths) -> Contents:
-    """The current content of the files."""
     contents: dict[str, bytes | _UnreadableFile] = {}
     for field, path in paths.items():
         try:

@@ -110,7 +110,6 @@ def is_host(name: str) -> bool:
 
 
 def is_ip_address(name: str) -> bool:
-    """Whether the name is an IP address."""
     try:
         ipaddress.ip_address(name)
     except ValueError:

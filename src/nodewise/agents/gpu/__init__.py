@@ -59,8 +59,6 @@ def watched_devices() -> tuple[Watched, ...]:
 
 
 class GpuKind(ControllerKind):
-    """The agent `gpu`."""
-
     name = "gpu"
     summary = "place pods on nodes whose GPUs fit, and track the allocations of each GPU"
     options = GpuOptions

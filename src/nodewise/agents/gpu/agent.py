@@ -171,8 +171,6 @@ class GpuAgent(
     BindPlugin[GpuPod, GpuState],
     StateExporter[GpuPod, GpuState],
 ):
-    """The agent `gpu`."""
-
     name = NAME
     reason_marks = gpu_rejection_reasons.REASON_PREFIXES
     allocation_records = ALLOCATION_RECORDS

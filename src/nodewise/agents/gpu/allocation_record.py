@@ -167,7 +167,6 @@ def resource_version_number(version: str) -> int | None:
 
 
 def reservation_to_json(entry: Reservation) -> Mapping[str, Any]:
-    """The reservation as JSON values."""
     built: Mapping[str, Any] = msgspec.to_builtins(entry)
     return built
 

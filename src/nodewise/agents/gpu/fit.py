@@ -50,7 +50,6 @@ class Shortfalls(NamedTuple):
         return Shortfall(self.names[gpu], resource, int(self.free[candidate]), int(self.wanted[candidate]))
 
     def some(self, candidates: NDArray[np.intp]) -> "Shortfalls":
-        """The shortfalls of some candidates."""
         gpus, lacking = self.gpus[candidates], self.lacking[candidates]
         return Shortfalls(
             self.names, self.resources, gpus, lacking, self.free[candidates], self.wanted[candidates]

@@ -111,7 +111,6 @@ class GpuChoice(NamedTuple):
         )
 
     def some(self, candidates: NDArray[np.intp]) -> "GpuChoice":
-        """The choice of some candidates."""
         subdevices = None if self.subdevices is None else _select_candidates(self.subdevices, candidates)
         return GpuChoice(_select_candidates(self.gpus, candidates), subdevices)
 
@@ -124,7 +123,6 @@ class GpuChoice(NamedTuple):
 
 
 def empty_choice(count: int, candidates: int) -> GpuChoice:
-    """The choice of no GPU on any candidate."""
     return GpuChoice(np.full((count, candidates), -1, np.int8))
 
 

@@ -167,7 +167,6 @@ def allocations_of_node(  # complexity: one part for each source
 
 
 def allocations_without_pods(allocations: NodeAllocations, uids: Collection[str]) -> NodeAllocations:
-    """The allocations without these pods."""
     held = {uid: allocation for uid, allocation in allocations.by_uid.items() if uid not in uids}
     if len(held) == len(allocations.by_uid):
         return allocations

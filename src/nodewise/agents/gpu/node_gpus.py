@@ -49,8 +49,6 @@ class GpuCount(NamedTuple):
 
 
 class UnitDistribution(NamedTuple):
-    """The units of each GPU."""
-
     units: Units
     unplaced: frozenset[str]
     """Resources of which it is not known which GPUs have them."""
@@ -425,7 +423,6 @@ def parse_node_gpus(node: GpuNode, profile: ResourceProfile) -> NodeGpus:
 
 
 def node_labels(node: GpuNode) -> dict[str, str]:
-    """The labels of a node."""
     labels = _decode_mapping(node.metadata.labels)
     return {key: value for key, value in labels.items() if isinstance(value, str)}
 

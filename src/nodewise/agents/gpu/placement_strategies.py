@@ -43,8 +43,6 @@ _NEARLY: Final = 1e-6
 
 
 class PlacementInputs(NamedTuple):
-    """The inputs of a placement."""
-
     placement: Placement
     """The placement of pods that name none."""
     counts: tuple[str, ...] = ()
@@ -125,7 +123,6 @@ def cheapest_gpu_order(inputs: PlacementInputs, demand: Demand) -> GpuOrder:
 
 
 def gpu_order(inputs: PlacementInputs, demand: Demand) -> GpuOrder:
-    """The order of GPUs for a demand."""
     match inputs.placement_for(demand):
         case "pack":
             return FullestGpu(inputs.counts, inputs.workload.scales)

@@ -87,7 +87,6 @@ def reduce_non_gpu_pod_to_cpu(pod: AllocatedPod) -> AllocatedPod | None:
 
 
 def cpu_milli_on_node(pod: AllocatedPod) -> int:
-    """The milli-CPU that a pod takes on its node."""
     return cpu_milli(pod, pod.status) if pod_requests.holds_requests(pod) else 0
 
 
@@ -106,7 +105,6 @@ class _Allocatable(msgspec.Struct, frozen=True):
 
 
 def allocatable_cpu(node: GpuNode) -> int:
-    """The allocatable milli-CPU of a node."""
     try:
         resources = msgspec.json.decode(node.status.allocatable, type=_Allocatable | None)
         cpu = resources.cpu if resources is not None else None
@@ -202,8 +200,6 @@ stale."""
 
 
 class NodeState(NamedTuple):
-    """One node and its allocations."""
-
     gpus: NodeGpus
     allocations: NodeAllocations
     record_text: str

@@ -88,8 +88,6 @@ Identity = frozenset[tuple[str, str]]
 
 
 class SeriesOwners(NamedTuple):
-    """The node of each series."""
-
     nodes: list[str | None]
     """In the order of the series; None for an unmatched one."""
     conflicts: Mapping[str, str]
@@ -310,8 +308,6 @@ _STRIDE: Final = 32
 
 
 class SeriesByNode(NamedTuple):
-    """The series of each node."""
-
     by_node: dict[str, list[SeriesValue]]
     unmatched: list[SeriesValue]
     """Series that match no node."""
@@ -322,8 +318,6 @@ class SeriesByNode(NamedTuple):
 
 
 class NodeValues(NamedTuple):
-    """The value of each node."""
-
     samples: dict[str, Sample]
     invalid: dict[str, str]
     """By node name, the reason why a node with a series has no value."""

@@ -189,8 +189,6 @@ class NodePlan(NamedTuple):
 
 
 class PatchPlan(NamedTuple):
-    """The plans of all nodes."""
-
     nodes: Sequence[NodePlan] = ()
     """Those that are ready."""
     not_ready: tuple[str, ...] = ()

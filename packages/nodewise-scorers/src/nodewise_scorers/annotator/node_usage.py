@@ -44,8 +44,6 @@ class ResourceUsage(NamedTuple):
 
 
 class NodeUsage(NamedTuple):
-    """Usage of one node."""
-
     cpu: ResourceUsage = ResourceUsage()
     memory: ResourceUsage = ResourceUsage()
     is_brief: bool = False

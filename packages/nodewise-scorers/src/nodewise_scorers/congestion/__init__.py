@@ -26,8 +26,6 @@ class CongestionOptions(MissingOptions, frozen=True, kw_only=True):
 
 
 class CongestionKind(ScoringAgentKind):
-    """The agent `congestion`."""
-
     name = "congestion"
     summary = "prefer nodes that are not congested (annotation congestion-factor)"
     options = CongestionOptions

@@ -51,8 +51,6 @@ class NodeMetadata(msgspec.Struct, frozen=True, gc=False):
 
 
 class NodeFields(msgspec.Struct, frozen=True, gc=False):
-    """The fields of a node that are read."""
-
     metadata: NodeMetadata = NodeMetadata()
     status: NodeStatus = NodeStatus()
 
@@ -112,7 +110,6 @@ def _annotated_at(node: Any) -> float:
 
 
 def annotation(node: Any) -> str | None:
-    """The text of the annotation of a node."""
     annotations: CongestionAnnotations | None = node.metadata.annotations
     return annotations.congestion_factor if annotations else None
 

@@ -50,8 +50,6 @@ class LearnedOptions(MissingRules, msgspec.Struct, frozen=True, kw_only=True):
 
 
 class LearnedKind(ScoringAgentKind):
-    """The agent `learned`."""
-
     name = "learned"
     summary = "prefer nodes on which pods of the same type did not fail"
     options = LearnedOptions

@@ -31,8 +31,6 @@ _MAX_EXACT: Final = 2**53  # a double holds every whole number up to here
 
 
 class RewardEstimate(NamedTuple):
-    """The estimated reward of a pod type on a node."""
-
     reward: Annotated[float, msgspec.Meta(ge=0, le=1)]
     """As of `at`."""
     tried: Annotated[int, msgspec.Meta(ge=1, le=_MAX_EXACT)]
@@ -86,7 +84,6 @@ class LearningRule(NamedTuple):
 
 
 def _round_to_stored_digits(reward: float, tried: int, recent: float, at: float) -> RewardEstimate:
-    """Round to the digits that are stored."""
     return RewardEstimate(round(reward, 6), tried, round(recent, 3), round(at, 1))
 
 
@@ -133,8 +130,6 @@ class _TypeEntry:
 
 
 class StoredRewards(msgspec.Struct, frozen=True):
-    """The stored form."""
-
     version: int
     until: float
     """It includes all that happened until then, in seconds since 1970."""

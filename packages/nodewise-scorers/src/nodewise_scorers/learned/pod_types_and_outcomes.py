@@ -145,7 +145,6 @@ def _deduplicate(value: T) -> T:
 
 
 def pending_pod_type(pod: PodFields) -> str:
-    """The type of a pod to schedule."""
     metadata = pod.metadata
     labels = metadata.labels or {}
     own = labels.get("podtype") or labels.get("app") or labels.get("name")
@@ -172,7 +171,6 @@ def _controller_owner(owners: tuple[ControllerReference, ...] | None) -> Control
 
 
 def pod_type_key(namespace: str, type_: str) -> str:
-    """The key of a type."""
     return f"{namespace}/{type_}"
 
 
@@ -186,8 +184,6 @@ _NO_STATE: Final = ContainerState()
 
 
 class PodOutcome(NamedTuple):
-    """The outcome of a pod on its node."""
-
     reward: float
     times: int
     """The number of times it happened."""

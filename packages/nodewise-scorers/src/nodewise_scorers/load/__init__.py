@@ -50,8 +50,6 @@ class LoadAgentOptions(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class LoadKind(ScoringAgentKind):
-    """The agent `load`."""
-
     name = "load"
     summary = "prefer nodes that will not be overloaded, by usage, forecasts and pods in flight"
     options = LoadAgentOptions

@@ -47,8 +47,6 @@ ValueFunction = Callable[[ScoredPod, LoadState, Ints], Floats]
 
 
 class AgentPlacement(NamedTuple):
-    """A placement."""
-
     scores: ValueFunction
     estimate: EstimateFunction | None
     """The usage of pods in flight; None for that of their owners."""
@@ -95,8 +93,6 @@ PLACEMENTS: Final[Mapping[PlacementName, AgentPlacement]] = {
 
 
 class LoadAgent(ScorePlugin[PodFields, LoadState], StateExporter[PodFields, LoadState]):
-    """The agent `load`."""
-
     name = "load"
 
     def __init__(self, options: LoadAgentOptions) -> None:

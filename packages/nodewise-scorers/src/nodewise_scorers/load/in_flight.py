@@ -53,8 +53,6 @@ Amount = tuple[float, float]
 
 
 class InFlightPod(msgspec.Struct):
-    """A pod in flight."""
-
     node: int
     requests: Amount
     bound_at: float

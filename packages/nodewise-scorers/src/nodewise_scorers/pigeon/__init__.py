@@ -19,8 +19,6 @@ from nodewise_scorers.scoring_agent import ScoringAgentKind
 
 
 class PigeonKind(ScoringAgentKind):
-    """The agent `pigeon`."""
-
     name = "pigeon"
     summary = "spread or pack pods by an objective for the requested resources of all nodes"
     options = PigeonOptions

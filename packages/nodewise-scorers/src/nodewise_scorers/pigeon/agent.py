@@ -98,8 +98,6 @@ class NodeMetadata(msgspec.Struct, frozen=True, gc=False):
 
 
 class NodeFields(msgspec.Struct, frozen=True, gc=False):
-    """The fields of a node that are read."""
-
     metadata: NodeMetadata = NodeMetadata()
     status: NodeStatus = NodeStatus()
 
@@ -337,8 +335,6 @@ class PigeonAgent(
     ScorePlugin[PodFields, PigeonState],
     StateExporter[PodFields, PigeonState],
 ):
-    """The agent `pigeon`."""
-
     name = "pigeon"
 
     def __init__(self, options: PigeonOptions, config: PigeonConfig) -> None:

@@ -108,8 +108,6 @@ class _StoredDemand(msgspec.Struct, kw_only=True):
 
 
 class _CountedPods:
-    """The counted pods and their statistics."""
-
     def __init__(self, statistics: DemandStatistics = NO_DEMAND, pods: Iterable[str] = ()) -> None:
         self.statistics = statistics
         self.pods = OrderedDict[str, None].fromkeys(pods)

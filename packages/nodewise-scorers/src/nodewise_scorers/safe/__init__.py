@@ -49,8 +49,6 @@ class SafeOptions(MissingRules, StatisticsOptions, frozen=True, kw_only=True):
 
 
 class SafeKind(ScoringAgentKind):
-    """The agent `safe`."""
-
     name = "safe"
     summary = "avoid nodes that would probably be overloaded, by measured usage"
     options = SafeOptions

@@ -164,7 +164,6 @@ class LoadReader:
 
     @property
     def metric_requests(self) -> frozenset[MetricRequest]:
-        """The metrics that it needs."""
         return frozenset(self._metric_requests or ())
 
     def read(self, cluster_state: ClusterState) -> Generator[None, None, NodeLoads]:
