@@ -14,7 +14,6 @@ import msgspec
 from nodewise.agent import AgentKind, ClusterState
 from nodewise.base import cooperative_scheduling
 from nodewise.base.clock import Clock
-from nodewise.base.errors import Unavailable
 from nodewise.engine import recording_file, request_recorder
 from nodewise.engine.recording_file import (
     AgentHeader,
@@ -28,7 +27,7 @@ from nodewise.engine.request_recorder import ReplaySettings
 from nodewise.engine.third_party_agents import ThirdPartyKind
 from nodewise.metrics.metrics_snapshot import MetricsSnapshot
 from nodewise.metrics.refresher import MetricsRefresher
-from nodewise.server.application import Request, Response, Route
+from nodewise.server.application import ConcurrencyLimit, Request, Response, Route
 
 PATH: Final = "/metric-values"
 MAX_PAGE_VALUES: Final = 2**16
@@ -56,23 +55,16 @@ class MetricValuesEndpoint:
         self._header = header
         self._refresher = refresher
         self._clock = clock
-        self._under_way = 0
 
     def route(self) -> Route:
         """For loopback or mutual TLS only: the names of metrics and the values are those of all tenants."""
-        return Route("GET", PATH, self._handle_request, pinned_only=True)
+        return Route("GET", PATH, self._handle_request, ConcurrencyLimit(_MAX_CONCURRENT), pinned_only=True)
 
     async def _handle_request(self, request: Request) -> Response:
-        if self._under_way >= _MAX_CONCURRENT:
-            raise Unavailable(f"busy with {self._under_way} requests of {PATH}", retry_after_s=1.0)
-        self._under_way += 1
-        try:
-            page = encode_page(
-                self._header, self._refresher.snapshot, request.query.get("after", ""), self._clock.now()
-            )
-            return Response(200, await cooperative_scheduling.run(page), _CONTENT_TYPE)
-        finally:
-            self._under_way -= 1
+        page = encode_page(
+            self._header, self._refresher.snapshot, request.query.get("after", ""), self._clock.now()
+        )
+        return Response(200, await cooperative_scheduling.run(page), _CONTENT_TYPE)
 
 
 def build_header(

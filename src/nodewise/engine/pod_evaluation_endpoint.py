@@ -17,13 +17,13 @@ import numpy as np
 
 from nodewise.agent import Names, Snapshot, Watched
 from nodewise.base import cooperative_scheduling
-from nodewise.base.errors import UNREADABLE, BadInput, Problem, Unavailable
+from nodewise.base.errors import UNREADABLE, BadInput, Problem
 from nodewise.engine import counterfactuals, decision_json, object_feed
 from nodewise.engine.agent_chain import AgentChain
 from nodewise.engine.decision import Decision
 from nodewise.kube.api_server_interface import Api
 from nodewise.kube.resource_kinds import PODS, selector
-from nodewise.server.application import Request, Response, Route
+from nodewise.server.application import ConcurrencyLimit, Request, Response, Route
 
 PATH: Final = "/evaluation"
 MAX_VALUES: Final = 2**18
@@ -101,29 +101,22 @@ class PodEvaluationEndpoint:
         self._leads = leads
         self._shards = shards
         """Returns the number of shards, and those of this replica."""
-        self._requests = 0
         self._turn = asyncio.Semaphore(_MAX_CONCURRENT)
 
     def route(self) -> Route:
         """For loopback or mutual TLS only: it shows the pods and metric values of all tenants."""
-        return Route("GET", PATH, self._handle_request, pinned_only=True)
+        return Route("GET", PATH, self._handle_request, ConcurrencyLimit(_MAX_REQUESTS), pinned_only=True)
 
     async def _handle_request(self, request: Request) -> Response:
         namespace, name = _parse_query(request.query)
         # by a list: the account of nodewise has the right to list pods, and not to get them
         fields = selector("metadata.name", name)
-        if self._requests >= _MAX_REQUESTS:
-            raise Unavailable(f"busy with {self._requests} requests of {PATH}", retry_after_s=1.0)
-        self._requests += 1
-        try:
-            async with self._turn:
-                pods = await object_feed.list_once(self._api, self._pods, namespace, fields)
-                pod = pods.get((namespace, name))
-                evaluation = None if pod is None else evaluate(self._chain, pod, self._snapshot())
-                page = encode_page(evaluation, self._shards(), leads=self._leads())
-                return Response(200, await cooperative_scheduling.run(page))
-        finally:
-            self._requests -= 1
+        async with self._turn:
+            pods = await object_feed.list_once(self._api, self._pods, namespace, fields)
+            pod = pods.get((namespace, name))
+            evaluation = None if pod is None else evaluate(self._chain, pod, self._snapshot())
+            page = encode_page(evaluation, self._shards(), leads=self._leads())
+            return Response(200, await cooperative_scheduling.run(page))
 
 
 def _parse_query(query: Mapping[str, str]) -> tuple[str, str]:

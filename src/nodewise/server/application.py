@@ -154,14 +154,14 @@ Handler = Callable[[Request], Response | Awaitable[Response]]
 
 
 class ConcurrencyLimit:
-    """Concurrency limit for large requests. All routes that share the limit serve at most `max_requests` requests with
-    a body of `large_bytes` or more at the same time, from the header to the end of the response. A further request
-    gets status 503 before its body is read.
+    """Concurrency limit for large requests, or for all if `large_bytes` is 0. All routes that share the limit serve at
+    most `max_requests` requests with a body of `large_bytes` or more at the same time, from the header to the end of
+    the response. A further request gets status 503 before its body is read.
     """
 
     __slots__ = ("large_bytes", "max_requests", "under_way")
 
-    def __init__(self, max_requests: int, large_bytes: int) -> None:
+    def __init__(self, max_requests: int, large_bytes: int = 0) -> None:
         self.max_requests = max_requests
         self.large_bytes = large_bytes
         self.under_way = 0
@@ -361,7 +361,8 @@ class HttpExchange:
         if limit is None or self._concurrency_limit is not None or size < limit.large_bytes:
             return
         if limit.under_way >= limit.max_requests:
-            raise Unavailable(f"busy with {limit.under_way} large requests", retry_after_s=1.0)
+            which = "large requests" if limit.large_bytes else f"requests of {self.head.path}"
+            raise Unavailable(f"busy with {limit.under_way} {which}", retry_after_s=1.0)
         limit.under_way += 1
         self._concurrency_limit = limit
 

@@ -288,6 +288,19 @@ async def test_routes_of_one_lane_together_take_only_so_many_large_requests():
     assert (await ask(app, "/x", b"a" * 20, headers=large)).status == 200
 
 
+async def test_a_limit_without_a_size_counts_all_requests():
+    held = Gatekept()
+    app = app_of(Route("GET", "/x", held, ConcurrencyLimit(2)), Route("GET", "/y", held))
+    under_way = [asyncio.create_task(ask(app, path, method="GET", headers={})) for path in ("/x", "/x", "/y")]
+    await asyncio.sleep(0)
+    third = await ask(app, "/x", method="GET", headers={})
+    assert (third.status, third.headers["retry-after"]) == (503, "1")
+    assert b"busy with 2 requests of /x" in third.body
+    held.go.set()
+    assert [answer.status for answer in await asyncio.gather(*under_way)] == [200] * 3
+    assert (await ask(app, "/x", method="GET", headers={})).status == 200
+
+
 async def test_a_failed_request_frees_its_place():
     def handler(_request: Request) -> Response:
         raise BadInput("x")

@@ -16,7 +16,6 @@ from typing import Any, Final, NamedTuple
 
 import msgspec
 import numpy as np
-from msgspec.structs import replace
 from numpy.typing import NDArray
 
 from nodewise.agent import ClusterState, Inputs, NodeIndex, ObjectKey
@@ -83,7 +82,7 @@ def reduce_non_gpu_pod_to_cpu(pod: AllocatedPod) -> AllocatedPod | None:
     metadata = AllocatedMetadata(
         name=before.name, namespace=before.namespace, uid=before.uid, resourceVersion=before.resourceVersion
     )
-    return replace(reduced, metadata=metadata)
+    return AllocatedPod(metadata=metadata, spec=reduced.spec)
 
 
 def cpu_milli_on_node(pod: AllocatedPod) -> int:
