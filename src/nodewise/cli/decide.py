@@ -56,8 +56,6 @@ _MAX_NODES_WITH_PROBLEMS: Final = 10
 
 
 class PodDecision(NamedTuple):
-    """The decision for one pod."""
-
     filtered: Decision
     scored: Decision
     agents: list[str]

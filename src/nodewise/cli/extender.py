@@ -62,8 +62,6 @@ class ExtenderComponents(NamedTuple):
 
 
 class ExtenderRoutes(NamedTuple):
-    """The routes of the extender."""
-
     public: Sequence[Route]
     """The verbs, for kube-scheduler."""
     private: Sequence[Route]

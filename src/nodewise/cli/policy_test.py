@@ -49,8 +49,6 @@ class PolicyTestOptions(CommandOptions, frozen=True, kw_only=True):
 
 
 class PolicyTestResult(NamedTuple):
-    """The result of one test."""
-
     suite: Suite
     test: PolicyTest
     mismatches: tuple[Mismatch, ...]

@@ -88,7 +88,6 @@ def certificate_folder_problems(path: str, *, writes: bool) -> Iterator[str]:
 
 
 def backup_folder_problems(path: str) -> Iterator[str]:
-    """Problems of the folder for backups."""
     if not os.path.isdir(path):
         why = "not a directory" if os.path.exists(path) else "no such file or directory"
         yield f'user can\'t create folders to "{path}", err: stat {path}: {why}'

@@ -411,7 +411,6 @@ def _note(
 
 
 def event_text(pod: UnscheduledPod, note: str) -> str:
-    """The text of the Event with a note for a pod."""
     return f"{note}: nodewise explain {pod.metadata.namespace}/{pod.metadata.name} shows each node"
 
 

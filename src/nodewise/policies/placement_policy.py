@@ -290,7 +290,6 @@ class Policy(msgspec.Struct, frozen=True):
         return self.is_shadow or self.stepped_back
 
     def avoided(self) -> Iterator[Comparison]:
-        """All comparisons of `avoid`."""
         return (part for rule in self.avoid for part in rule.parts)
 
     def groups(self) -> Iterator[int]:

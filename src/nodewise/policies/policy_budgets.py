@@ -106,7 +106,6 @@ def _preference_request(policy: Policy) -> _Request:
 
 
 def verdict_label_bytes(key: str) -> int:
-    """The bytes of a label with a verdict."""
     return len(key) + len(VIOLATING)
 
 

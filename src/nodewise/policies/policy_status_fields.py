@@ -161,8 +161,6 @@ class DeviceStateGroup(msgspec.Struct, frozen=True):
 
 
 class RuleCounts(msgspec.Struct, frozen=True, rename="camel", omit_defaults=True):
-    """The counts of one rule."""
-
     rule: str
     """Its place in the spec: `avoid[1]`, or `avoid[1].all[0]` for a part of it."""
     expression: str = ""

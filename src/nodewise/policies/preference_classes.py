@@ -140,8 +140,6 @@ def change_classes(places: Places, before: Classes, most: int) -> tuple[Classes,
 
 
 class _PolicyClasses(NamedTuple):
-    """The classes of one policy."""
-
     nodes: NodeIndex
     classes: Classes
     missing_since_s: Floats

@@ -151,8 +151,6 @@ class _Condition(msgspec.Struct, frozen=True):
 
 
 class PodConditions(msgspec.Struct, frozen=True):
-    """The conditions of a pod."""
-
     conditions: tuple[_Condition, ...] | None = None
 
     def unscheduled_message(self) -> str:

@@ -487,7 +487,6 @@ def _without_pod_labels(policy: Policy, keys: Container[str]) -> Policy:
 def _selected(
     policy: Policy, pods: Sequence[PodStart], namespaces: Mapping[ObjectKey, Any], nodes: NodeIndex
 ) -> list[StartedPod]:
-    """The pods that the policy selects."""
     keys = _label_keys(policy)
     index = SelectionIndex([policy], namespaces)
     started = []

@@ -253,8 +253,6 @@ class Measures(NamedTuple):
 
 
 class NodeRejections(NamedTuple):
-    """The rejections of one node."""
-
     node: str
     rejected_s: float
     flaps: int

@@ -129,8 +129,6 @@ def effects(taints: DeviceTaints) -> dict[str, str]:
 
 
 class DeviceChange(NamedTuple):
-    """A device that changes."""
-
     device: str
     before: DeviceState
     after: DeviceState

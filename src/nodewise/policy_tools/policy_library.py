@@ -55,8 +55,6 @@ class PresetRule(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
 
 
 class Preset(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A policy of the library."""
-
     subject: str
     """What the policy rejects nodes with."""
     exporter: str

@@ -189,8 +189,6 @@ class Expectation(NamedTuple):
 
 
 class PolicyTest(NamedTuple):
-    """One test."""
-
     name: str
     line: int
     interval_s: float

@@ -69,8 +69,6 @@ _SETTLING_S: Final = 0.2
 
 
 class InstallResult(NamedTuple):
-    """The result of an installation."""
-
     program: Path
     """The link."""
     version: str

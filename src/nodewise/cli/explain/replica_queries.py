@@ -34,7 +34,6 @@ class PodQuery(NamedTuple):
     """For each request."""
 
     def parameters(self, path: str) -> Mapping[str, str]:
-        """The query string of a path."""
         pod = {"namespace": self.namespace, "pod": self.name}
         return pod if path == EVALUATION else pod | {"limit": _MAX_DECISIONS, "form": "arrays"}
 

@@ -128,7 +128,6 @@ MEASURE_HEAD: Final = (
 
 
 def print_report(report: BacktestReport) -> None:
-    """Print the report."""
     terminal_output.print_line(range_line(report))
     for note in report.notes:
         terminal_output.print_line(f"Note: {note}")

@@ -159,8 +159,6 @@ def _decode(body: bytes, type_: type[T], keep: Callable[[T], T]) -> T | None:
 
 
 class PolicySelectors(NamedTuple):
-    """The selectors of all policies."""
-
     selection: SelectionIndex = SelectionIndex((), {})
     policies: Mapping[PolicyKey, Policy] = {}
 

@@ -55,8 +55,6 @@ class ProgramWorkloads(NamedTuple):
 
 
 class ReplicaPod(NamedTuple):
-    """A pod of a workload."""
-
     name: str
     address: str
     problems: tuple[str, ...]

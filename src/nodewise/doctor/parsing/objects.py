@@ -256,12 +256,10 @@ def runs(container: Container, program: str) -> bool:
 
 
 def runs_nodewise_extender(container: Container) -> bool:
-    """Whether it runs `nodewise extender`."""
     return runs(container, "nodewise") and "extender" in container.command
 
 
 def runs_nodewise_controller(container: Container) -> bool:
-    """Whether it runs `nodewise controller`."""
     return runs(container, "nodewise") and "controller" in container.command
 
 

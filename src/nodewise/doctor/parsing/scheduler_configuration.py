@@ -75,8 +75,6 @@ class ExtenderEntry(NamedTuple):
 
 
 class Profile(NamedTuple):
-    """A scheduler profile."""
-
     scheduler_name: str
     percentage: int | None = None
     """percentageOfNodesToScore; None: that of the configuration."""

@@ -10,7 +10,6 @@ _FOLDER: Final = Path(__file__).parent
 
 
 def preset_names() -> list[str]:
-    """The names of all presets."""
     return sorted(file.stem for file in _FOLDER.glob("*.yaml"))
 
 

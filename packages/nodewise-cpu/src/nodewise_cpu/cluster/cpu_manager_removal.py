@@ -40,8 +40,6 @@ class RemovalStep(NamedTuple):
 
 
 class RemovedNode(NamedTuple):
-    """A node to remove the CPU manager from."""
-
     name: str
     namespace: str
     store: AllocationStore

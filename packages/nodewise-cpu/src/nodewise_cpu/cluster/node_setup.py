@@ -325,8 +325,6 @@ UNTOUCHED: Final = "not touched"
 
 
 class NodeResult(NamedTuple):
-    """The result for a node."""
-
     node: str
     state: str
     """`can be reconfigured`, `reconfigured`, `not touched`, or `failed`."""

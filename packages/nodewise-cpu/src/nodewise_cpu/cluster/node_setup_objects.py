@@ -284,7 +284,6 @@ def _digest_of_object(made: Object) -> str:
 
 
 def with_template_digest(made: Object) -> Object:
-    """The object with the digest of its template."""
     metadata = made["metadata"]
     annotations = {**metadata.get("annotations", {}), MADE_FROM: _digest_of_object(made)}
     return {**made, "metadata": {**metadata, "annotations": annotations}}

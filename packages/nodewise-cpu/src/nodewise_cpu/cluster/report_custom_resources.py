@@ -26,8 +26,6 @@ _NAME: Final = re.compile(r"[a-z0-9]([-a-z0-9]*[a-z0-9])?")
 
 
 class ReportKind(NamedTuple):
-    """A kind of report."""
-
     name: str
     """`cmk-nodereport`: the singular, for kubectl."""
     short: str

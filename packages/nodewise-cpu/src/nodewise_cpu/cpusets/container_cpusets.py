@@ -213,8 +213,6 @@ _FAILED: Final = "cannot isolate the container's CPUs"
 
 
 class Partition(NamedTuple):
-    """The partition of a container."""
-
     cpus: Cpus
     cgroup: str
     """The path of its cgroup below the root cgroup."""
