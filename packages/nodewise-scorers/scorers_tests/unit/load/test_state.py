@@ -164,6 +164,15 @@ def test_a_pod_that_was_just_prioritized_counts_for_five_seconds_after_a_quiet_p
         assert (state.projected.requested[state.numbers[0]] > 0) == counted
 
 
+def test_a_prioritized_pod_counts_as_much_as_the_formula_says() -> None:
+    cluster = LoadCluster("a", "b", estimate=PLACEMENTS["target-load-packing"].estimate)
+    cluster.measure({"a": 1.0, "b": 1.0})
+    cluster.state()
+    cluster.builder.count_prioritized(waiting_pod("web", cpu="2"), np.array([0]))
+    state = cluster.state(1)
+    assert state.bound.prioritized.amounts[0, state.numbers[0]] == 3000
+
+
 def test_requests_during_a_state_update_count_in_the_new_state() -> None:
     cluster = LoadCluster("a", "b")
     cluster.measure({"a": 1.0, "b": 1.0})

@@ -15,9 +15,24 @@ from nodewise.agent import ClusterState, MetricRequest, NodeIndex
 from nodewise.base.quantity import NANO
 from nodewise.metrics.series import Sample, Series
 from nodewise_scorers.load import bound_pods
-from nodewise_scorers.load.bound_pods import BOUND_PODS, AccountedPod, OwnerKey, PodAmounts, PodTimes
-from nodewise_scorers.load.in_flight import MAX_LAG_S, Amount, InFlightPod, PodsInFlight, PrioritizedPods
+from nodewise_scorers.load.bound_pods import (
+    BOUND_PODS,
+    AccountedPod,
+    OwnedPod,
+    OwnerKey,
+    PodAmounts,
+    PodTimes,
+)
+from nodewise_scorers.load.in_flight import (
+    MAX_LAG_S,
+    Amount,
+    InFlightPod,
+    PodsInFlight,
+    PrioritizedPod,
+    PrioritizedPods,
+)
 from nodewise_scorers.load.owner_usage import Owner, OwnerUsage
+from nodewise_scorers.load.projected_load import OTHERS
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.intp]
@@ -282,6 +297,17 @@ class BoundLoad:
         cpu, memory = bound_pods.pod_amounts(pod.spec).counted
         memory_share = nan if used_memory is None else used_memory.value * _UNITS[1] / memory
         return owner.number, age_s, cpu_nano * _UNITS[0] / cpu, memory_share, cpu, memory
+
+    def count_prioritized(self, pod: OwnedPod, nodes: Ints) -> tuple[PrioritizedPod, PrioritizedPod | None]:
+        """The pod was prioritized, and these nodes of the index got the best score.
+
+        The result is what counts for it now, and what counted before.
+        """
+        amounts = bound_pods.pod_amounts(pod.spec)
+        owner = self.owners.find(bound_pods.owner_key(pod)) or Owner(("", "", ""), OTHERS)
+        estimate = self.estimate(owner, amounts, 0.0)
+        counted = PrioritizedPod(self.numbers[nodes], estimate, owner.number, amounts.counted)
+        return counted, self.prioritized.count(pod.metadata.uid, counted)
 
     def take_node_usage(self, used: Floats, missing_requests: Floats) -> None:
         """Without statistics of pods: the usage of nodes per requested unit is the mean of the cluster.

@@ -11,12 +11,10 @@ from numpy.typing import NDArray
 
 from nodewise.agent import MAX_SCORE, ClusterState, MetricRequest, ObjectKey, StateBuilder
 from nodewise.agent.state import NODES, StateT
-from nodewise_scorers.load import bound_pods
 from nodewise_scorers.load.bound_load import POD_REQUESTS, BoundLoad, EstimateFunction
 from nodewise_scorers.load.bound_pods import BOUND_PODS, OwnedPod, PodAmounts
-from nodewise_scorers.load.in_flight import Amount, PrioritizedPod, PrioritizedPods, StatisticsWindow
+from nodewise_scorers.load.in_flight import Amount, PrioritizedPods, StatisticsWindow
 from nodewise_scorers.load.owner_usage import Owner
-from nodewise_scorers.load.projected_load import OTHERS
 from nodewise_scorers.statistics import load_annotations
 
 Floats = NDArray[np.float64]
@@ -96,12 +94,7 @@ class InFlightAccounting:
 
     def count_prioritized(self, pod: OwnedPod, nodes: Ints) -> None:
         """The pod was prioritized, and these nodes got the best score."""
-        bound, amounts = self._bound, bound_pods.pod_amounts(pod.spec)
-        owner = bound.owners.find(bound_pods.owner_key(pod)) or Owner(("", "", ""), OTHERS)
-        counted = PrioritizedPod(
-            bound.numbers[nodes], bound.estimate(owner, amounts, 0.0), OTHERS, amounts.counted
-        )
-        bound.prioritized.count(pod.metadata.uid, counted)
+        self._bound.count_prioritized(pod, nodes)
 
 
 def estimate_requests(_owner: Owner, amounts: PodAmounts, _age_s: float) -> Amount:

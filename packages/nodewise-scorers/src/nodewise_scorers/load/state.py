@@ -14,12 +14,12 @@ from nodewise.agent import ClusterState, Inputs, MetricRequest, NodeIndex, Objec
 from nodewise.agent.state import NODES
 from nodewise.base.quantity import NANO
 from nodewise.metrics.source_table import USAGE_MAX_AGE_S
-from nodewise_scorers.load import bound_pods, node_forecasts
+from nodewise_scorers.load import node_forecasts
 from nodewise_scorers.load.bound_load import POD_REQUESTS, BoundLoad, CountedPod, EstimateFunction
 from nodewise_scorers.load.bound_pods import BOUND_PODS, OwnedPod
-from nodewise_scorers.load.in_flight import Amount, PrioritizedPod, StatisticsWindow
+from nodewise_scorers.load.in_flight import PrioritizedPod, StatisticsWindow
 from nodewise_scorers.load.node_forecasts import NodeForecasts
-from nodewise_scorers.load.projected_load import OTHERS, ProjectedLoad
+from nodewise_scorers.load.projected_load import ProjectedLoad
 from nodewise_scorers.load.usage_profiles import UsageProfiles
 from nodewise_scorers.statistics import load_annotations, node_usage_reader
 from nodewise_scorers.statistics.node_usage_reader import UsageNode
@@ -291,13 +291,7 @@ class LoadStateBuilder(StateBuilder[LoadState]):
 
     def count_prioritized(self, pod: OwnedPod, nodes: Ints) -> None:
         """The pod was prioritized, and these nodes of the index got the best score."""
-        amounts = bound_pods.pod_amounts(pod.spec)
-        owner = self._bound.owners.find(bound_pods.owner_key(pod))
-        estimate: Amount = self._bound.owners.estimate(owner, amounts, 0.0)
-        number = OTHERS if owner is None else owner.number
-        places = self._bound.numbers[nodes]
-        counted = PrioritizedPod(places, estimate, number, amounts.counted)
-        before = self._bound.prioritized.count(pod.metadata.uid, counted)
+        counted, before = self._bound.count_prioritized(pod, nodes)
         changes = [(counted, 1)] if before is None else [(before, -1), (counted, 1)]
         for changed, sign in changes:
             self._published.spread(changed.nodes, changed.application, sign * changed.requests[CPU] / 1000)
