@@ -91,6 +91,18 @@ def in_flight_milli_exact(cluster: LoadCluster, now: float) -> float:
     return float(cluster.state(now).in_flight[0, 0])
 
 
+def test_nothing_counts_after_the_clock_is_set_back() -> None:
+    pods, day_s = PodsInFlight(), 86_400.0
+    for uid, started_at in (("started", day_s), ("waiting", inf)):
+        pods.bind(uid, InFlightPod(0, (1.0, 1.0), day_s, started_at, lambda _age_s: (1.0, 1.0)), day_s)
+    counts = []
+    for now in (0.0, 60.0, 120.0, 2 * 60.0 + MAX_LAG_S + 1):
+        window = StatisticsWindow(np.array([now]), np.array([60.0]))
+        usage, _ = cooperative_scheduling.run_without_pauses(pods.count(window, now))
+        counts.append(usage[0, 0])
+    assert counts == [2.0, 1.0, 1.0, 0.0]
+
+
 @given(HISTORIES)
 def test_nothing_counts_after_a_quiet_period(history: History) -> None:
     pods = PodsInFlight()

@@ -83,11 +83,20 @@ class RefusingApi(FakeApi):
         return await super().patch(path, body, kind, params, timeout_s=timeout_s)
 
 
+class SteppedClock(ManualClock):
+    """A clock whose time, unlike the monotonic one, can be set back."""
+
+    set_back_s = 0.0
+
+    def now(self) -> float:
+        return super().now() - self.set_back_s
+
+
 class AnnotatedCluster:
     """Nodes and pods in memory with their usage, and an annotator with a period of one minute."""
 
     def __init__(self, task: AnnotatorConfig = EVERYTHING, *nodes: Object, window_s: float = 900) -> None:
-        self.clock = ManualClock(START)
+        self.clock = SteppedClock(START)
         self.api = RefusingApi()
         self.meter = Meter(self.clock)
         self.metrics_registry = MetricsRegistry()
@@ -249,6 +258,17 @@ async def test_statistics_are_of_the_window() -> None:
     await cluster.minute(6)
     annotations = cluster.annotations("a")
     assert (annotations["mean-free-cpu"], annotations["std-free-cpu"]) == ("2000", "0")
+
+
+async def test_statistics_are_current_after_the_clock_is_set_back() -> None:
+    cluster = AnnotatedCluster(window_s=300)
+    cluster.meter.uses = {"a": (1.0, GIB)}
+    await cluster.minute(6)
+    cluster.clock.set_back_s = 86_400.0
+    cluster.meter.uses = {"a": (3.0, GIB)}
+    await cluster.minute(6)
+    annotations = cluster.annotations("a")
+    assert (annotations["mean-free-cpu"], annotations["std-free-cpu"]) == ("1000", "0")
 
 
 @pytest.mark.parametrize("error", [Refused("no right"), Conflict("newer"), Unavailable("busy")])

@@ -64,6 +64,17 @@ def test_the_same_samples_count_once() -> None:
     assert once.forecast(np.zeros(1)) == twice.forecast(np.zeros(1))
 
 
+def test_samples_count_after_the_clock_is_set_back() -> None:
+    forecasts = NodeForecasts(1)
+    forecasts.observe(np.array([0.5]), np.array([86_400.0]), np.zeros(1))
+    usage = usage_by_minute()[PROFILES]
+    for minute, used in enumerate(usage):
+        profiles = usage[minute : minute + 6].max(keepdims=True)
+        forecasts.observe(np.array([used]), np.array([60.0 * minute]), profiles)
+    assert METHODS[forecasts.methods[0]] == "profiles"
+    assert forecasts.forecast(np.array([0.95]))[0] == 0.95
+
+
 def test_a_number_that_names_another_node_has_no_history(forecasts: NodeForecasts) -> None:
     forecasts.forget(np.array([1]))
     assert METHODS[forecasts.methods[1]] == "mean"

@@ -343,6 +343,8 @@ class SampledUsageSource:
         now = self._clock.now()
         async for node, sample in cooperative_scheduling.iterate_with_pauses(series.samples.items()):
             samples = samples_by_node.setdefault(node, deque())
+            while samples and samples[-1][0] > now:
+                samples.pop()  # the clock was set back
             time = min(sample.at if sample.at is not None else now, now)
             if not samples or time > samples[-1][0]:
                 samples.append((time, sample.value / NANO))

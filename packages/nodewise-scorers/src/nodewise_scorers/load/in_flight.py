@@ -109,6 +109,10 @@ class PodsInFlight:
         entries = list(self._pods.items())
         for start in range(0, len(entries), _STRIDE):
             part = entries[start : start + _STRIDE]
+            for _, pod in part:
+                pod.bound_at = min(pod.bound_at, now)  # the clock may have been set back
+                if pod.started_at < inf:
+                    pod.started_at = min(pod.started_at, now)
             nodes = np.array([pod.node for _, pod in part])
             shares = window.missing_share(nodes, np.array([pod.started_at for _, pod in part]))
             limits_s = 2 * np.nan_to_num(window.lengths_s[nodes]) + MAX_LAG_S
@@ -116,7 +120,7 @@ class PodsInFlight:
                 if not share or now - pod.bound_at > limit_s:
                     self.remove(uid)
                     continue
-                estimate = pod.estimate(max(now - min(pod.started_at, now), 0.0))
+                estimate = pod.estimate(now - min(pod.started_at, now))
                 for resource, (amount, request) in enumerate(zip(estimate, pod.requests, strict=True)):
                     usage[resource, pod.node] += share * amount
                     requested[resource, pod.node] += share * request

@@ -16,6 +16,8 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
+from nodewise.metrics.source_table import USAGE_MAX_AGE_S
+
 Floats = NDArray[np.float64]
 Ints = NDArray[np.intp]
 
@@ -86,13 +88,15 @@ class NodeForecasts:
     def observe(self, used: Floats, times: Floats, profiles: Floats) -> None:
         """Take samples: the used share and its time by node, NaN where unknown, and the sum of the pods' profiles.
 
-        A sample that is not newer than the last one of its node does not count.
+        A sample that is not newer than the last one of its node does not count, unless the clock was set back: samples
+        are from `now` and `USAGE_MAX_AGE_S` before it.
         """
-        new = np.flatnonzero(~np.isnan(used) & ~(times <= self._sampled_at) & ~np.isnan(times))
+        is_new = ~(times <= self._sampled_at) | (times < self._sampled_at - USAGE_MAX_AGE_S)
+        new = np.flatnonzero(~np.isnan(used) & is_new & ~np.isnan(times))
         if not len(new):
             return
         values, at = used[new], times[new]
-        elapsed_s = np.nan_to_num(at - self._sampled_at[new])
+        elapsed_s = np.maximum(np.nan_to_num(at - self._sampled_at[new]), 0.0)
         keep = 0.5 ** (elapsed_s / _HALF_LIFE_S)
         self._sampled_at[new], self._last[new] = at, values
         self._weights[new] = self._weights[new] * keep + 1.0
@@ -103,7 +107,8 @@ class NodeForecasts:
         self._histogram[new, buckets] += 1.0
         self._peaks[new] = np.maximum(self._peaks[new], values)
         self._summarize(new)
-        ended = new[~(at < self._period_ends[new])]
+        ends = self._period_ends[new]
+        ended = new[~((ends - PERIOD_S <= at) & (at < ends))]
         if len(ended):
             self._end_period(ended, profiles)
 
