@@ -115,6 +115,8 @@ def test_a_state_that_cannot_be_read_is_named(two_cpu_node: DirectoryNode) -> No
     ("words", "seen"),
     [
         (["--pool=exclusive"], "command: not given"),
+        (["--pool=exclusive", ""], "command: empty; expected a command"),
+        (["--pool=exclusive", "--", "", "true"], "command: empty; expected a command"),
         (["--pool=exclusive", "--socket-id=x", "true"], "--socket-id: 'x'"),
         (["--pool=exclusive", "--socket-id=7", "true"], "--socket-id: 7; expected one of 0"),
         (["--pool=exclusive", "--wait=long", "true"], "--wait: 'long'"),

@@ -124,8 +124,9 @@ def parse_isolate_arguments(words: Sequence[str]) -> IsolateArguments:
     """The arguments in these words. BadSettings names all that are invalid."""
     options, command = _split_command_line(words)
     problems = [] if "--pool" in options else [Problem("--pool", "not given", "a pool, such as exclusive")]
-    if not command:
-        problems.append(Problem("command", "not given", "a command, such as `-- sleep 10`"))
+    if not command or not command[0]:
+        actual = "empty" if command else "not given"
+        problems.append(Problem("command", actual, "a command, such as `-- sleep 10`"))
     if problems:
         raise _bad_arguments_error(problems)
     return IsolateArguments(
