@@ -1,16 +1,26 @@
 """A container may allocate what it requests, and nothing if its requests are unknown."""
 
+import os
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from cpu_tests.unit.allocation_factory import create_allocations
 from cpu_tests.unit.node.in_memory_api_client import InMemoryApiClient
-from nodewise.base.errors import Refused, Unavailable
+from nodewise.base.errors import BadInput, Refused, Unavailable
 from nodewise.kube.resource_kinds import PODS
+from nodewise.observe.metrics_registry import MetricsRegistry
 from nodewise.scheduling_model.in_memory_api import FakeApi
-from nodewise_cpu import cmk_names
-from nodewise_cpu.agent.allocation_service import NodePods
+from nodewise_cpu import agent_messages, cmk_names, procfs
+from nodewise_cpu.agent import socket_server
+from nodewise_cpu.agent.allocation_service import AgentNode, AllocationService, NodePods
+from nodewise_cpu.agent.socket_server import PeerProcess
+from nodewise_cpu.agent_messages import AllocateRequest
 from nodewise_cpu.cluster.api_server import Object
+from nodewise_cpu.directory_store import DirectoryStore
+from nodewise_cpu.node import machine_features
+from nodewise_cpu.node.task_garbage_collection import TaskGarbageCollector
 from nodewise_cpu.pool_allocations import Task
 
 EXCLUSIVE = "cmk.intel.com/exclusive-cores"
@@ -142,3 +152,26 @@ def test_a_pod_that_appears_is_found_without_waiting_for_the_next_list() -> None
     pods = NodePods(requests, "n1", age_s=0.0, patience_s=30.0)
     requests.api.put(PODS, pod("uid-1", container("one", 1)))
     assert pods.allowed("exclusive", TASK, 1) == 1
+
+
+def test_a_pool_that_a_reconfiguration_removes_meanwhile(tmp_path: Path) -> None:
+    proc, store = Path("/proc"), DirectoryStore(tmp_path / "state")
+    removed, kept = "exclusive-non-isolcpus", create_allocations({"exclusive": {"0": ()}})
+    store.create(create_allocations({"exclusive": {"0": ()}, removed: {"1": ()}}))
+
+    class SlowPods(NodePods):
+        def allowed(self, pool: str, task: Task, wanted: int) -> int:
+            store.replace(store.read().version, kept)
+            return wanted
+
+    boot, registry = procfs.read_boot_id(proc), MetricsRegistry()
+    service = AllocationService(
+        AgentNode(store, proc, boot, Path("/")),
+        TaskGarbageCollector(store, proc, registry),
+        registry,
+        lambda: machine_features.read(Path("/")),
+        SlowPods(api_client(), "n1"),
+    )
+    peer = PeerProcess(socket_server.read_process_as_task(proc, os.getpid(), boot), os.getuid())
+    with pytest.raises(BadInput, match=f"--pool: '{removed}'; expected one of exclusive"):
+        service.answer(peer, agent_messages.encode_allocate_request(AllocateRequest(removed)))

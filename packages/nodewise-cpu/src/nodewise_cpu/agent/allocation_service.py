@@ -362,11 +362,13 @@ def check_may_reconfigure(peer: PeerProcess, pods: NodePods | None, namespace: s
     raise Refused.of("cannot reconfigure the node", "peer", seen, wanted)
 
 
-def _count_lists_of_container(allocations: Allocations, pool: str, task: Task) -> int:
+def _count_lists_of_container(allocations: Allocations, name: str, task: Task) -> int:
+    """How many lists of a pool, which may not exist any more, the task's container holds."""
     return sum(
         (other.pod, other.container) == (task.pod, task.container)
-        for cpu_list in allocations.pools[pool].cpu_lists
+        for pool, cpu_list in allocations.cpu_lists
         for other in cpu_list.tasks
+        if pool.name == name
     )
 
 
