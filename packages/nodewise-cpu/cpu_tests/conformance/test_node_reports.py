@@ -109,6 +109,17 @@ class TestNodeReport:
         report = json_output("node-report", "--conf-dir", conf, "--sysfs", machine)
         assert report["checks"]["configDirectory"]["errors"] == ["exclusive:63 (not online: [63])"]
 
+    def test_exclusive_lists_without_all_threads_of_their_cores(self, tmp_path: Path) -> None:
+        """A reboot with hyper-threads brings more CPUs than there were when the pools were made."""
+        pools = {"exclusive": {0: "1 2,10"}, "infra": {0: "3"}}
+        conf = directory_of(allocations_of(pools), tmp_path / "conf")
+        machine = write(case_cpu_topologies.texts("T8"), tmp_path / "m")
+        report = json_output("node-report", "--conf-dir", conf, "--sysfs", machine)
+        (error,) = report["checks"]["cores"]["errors"]
+        assert error.startswith("exclusive:1: CPUs 9 of the same core are not in the list; expected ")
+        assert report["checks"]["cores"]["ok"] is False
+        assert report["checks"]["configDirectory"]["ok"] is True
+
     def test_a_kubelet_that_gives_cpus_away_itself(self, tmp_path: Path) -> None:
         conf = directory_of(allocations_of({"exclusive": {0: "1,9"}, "infra": {0: "0,8"}}), tmp_path / "conf")
         state = {"policyName": "static", "defaultCpuSet": "0,2-15", "entries": {"pod-1": {"app": "1"}}}

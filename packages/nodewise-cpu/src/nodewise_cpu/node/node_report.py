@@ -45,6 +45,8 @@ def build_node_report(
         ]
     checks = {"configDirectory": check(errors)}
     allocations = stored.allocations if stored else Allocations({})
+    if incomplete := find_incomplete_exclusive_lists(allocations, machine.topology):
+        checks["cores"] = check([str(problem) for problem in incomplete])
     checks |= check_kubelet_conflicts(kubelet_dir, allocations)
     if conflicts := other_cpu_managers.conflicts(managers, allocations):
         checks["cpuManagers"] = check([str(problem) for problem in conflicts])
@@ -84,6 +86,25 @@ def find_offline_cpu_lists(allocations: Allocations, topology: Topology) -> list
         f"{pool.name}:{cpu_list.text} (not online: {sorted(set(cpu_list.cpus) - online)})"
         for pool, cpu_list in allocations.cpu_lists
         if not online.issuperset(cpu_list.cpus)
+    ]
+
+
+def find_incomplete_exclusive_lists(allocations: Allocations, topology: Topology) -> list[Problem]:
+    """The exclusive CPU lists without all online CPUs of their cores: other processes run on the same cores.
+
+    Threads may be enabled after the pools were made.
+    """
+    siblings = {cpu: frozenset(core.cpus) for core in topology.cores for cpu in core.cpus}
+    expected = "all CPUs of a core: change the pools with `reconfigure`, or take the others offline"
+    return [
+        Problem(
+            f"{pool.name}:{cpu_list.text}",
+            f"CPUs {format_cpu_ranges(missing)} of the same core are not in the list",
+            expected,
+        )
+        for pool, cpu_list in allocations.cpu_lists
+        if pool.is_exclusive
+        if (missing := {other for cpu in cpu_list.cpus for other in siblings.get(cpu, ())} - {*cpu_list.cpus})
     ]
 
 
