@@ -80,6 +80,7 @@ def _set_config_in_words(words: Sequence[str], config: str | None) -> list[str]:
     while left:
         word = left.pop(0)
         name, equals, _ = word.lstrip("-").partition("=")
+        name = name.replace("_", "-")  # as kube-scheduler reads it
         is_flag = word.startswith("-") and len(word) - len(word.lstrip("-")) <= 2  # noqa: PLR2004 - dashes
         if not is_flag or (name != "config" and name not in _OBSOLETE):
             edited.append(word)

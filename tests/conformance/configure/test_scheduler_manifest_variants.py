@@ -361,6 +361,10 @@ def test_a_configuration_of_the_users_own(host):
         (["--policy-config-file=/p", "--use-legacy-policy-config=true"], ["C"]),
         (["--use-legacy-policy-config", "--v=2"], ["--v=2", "C"]),
         (
+            ["--policy_config_file=/p", "--use_legacy_policy_config=true", "--log_dir=/l"],
+            ["--log_dir=/l", "C"],
+        ),
+        (
             ["--config-foo=x", "--Config=y", "--write-config-to=z"],
             ["--config-foo=x", "--Config=y", "--write-config-to=z", "C"],
         ),
