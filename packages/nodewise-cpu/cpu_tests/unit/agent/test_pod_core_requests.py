@@ -1,6 +1,7 @@
 """A container may allocate what it requests, and nothing if its requests are unknown."""
 
 import os
+import uuid
 from pathlib import Path
 from typing import Any
 
@@ -12,8 +13,8 @@ from nodewise.base.errors import BadInput, Refused, Unavailable
 from nodewise.kube.resource_kinds import PODS
 from nodewise.observe.metrics_registry import MetricsRegistry
 from nodewise.scheduling_model.in_memory_api import FakeApi
-from nodewise_cpu import agent_messages, cmk_names, procfs
-from nodewise_cpu.agent import socket_server
+from nodewise_cpu import agent_messages, cmk_names, configmap_store, procfs
+from nodewise_cpu.agent import allocation_service, socket_server
 from nodewise_cpu.agent.allocation_service import AgentNode, AllocationService, NodePods
 from nodewise_cpu.agent.socket_server import PeerProcess
 from nodewise_cpu.agent_messages import AllocateRequest
@@ -152,6 +153,21 @@ def test_a_pod_that_appears_is_found_without_waiting_for_the_next_list() -> None
     pods = NodePods(requests, "n1", age_s=0.0, patience_s=30.0)
     requests.api.put(PODS, pod("uid-1", container("one", 1)))
     assert pods.allowed("exclusive", TASK, 1) == 1
+
+
+def test_pods_with_many_tasks_leave_room_for_those_of_others() -> None:
+    """On a node with 250 pods: thirty of them, and then all, take as many tasks as they may."""
+    tasks: list[Task] = []
+    uids = [str(uuid.UUID(int=number)) for number in range(250)]
+    for pods in (uids[:30], uids):
+        for uid in pods:
+            count = sum(task.pod == uid for task in tasks)
+            while count < allocation_service.most_tasks_of_pod(len(tasks), 64):
+                tasks.append(Task(4_000_000 + len(tasks), 10**9, uids[0], uid, "a" * 64))
+                count += 1
+    assert {task.pod for task in tasks} == set(uids)
+    stored = configmap_store.format_config_map_data(create_allocations({"shared": {"2,3": tasks}}))
+    assert len(stored.identities) < 2**18
 
 
 def test_a_pool_that_a_reconfiguration_removes_meanwhile(tmp_path: Path) -> None:

@@ -42,6 +42,9 @@ _STATUS_FIELDS: Final = {
     "ephemeralContainers": "ephemeralContainerStatuses",
 }
 _MAX_LISTED: Final = 10  # how many processes a response names
+_MANY_TASKS: Final = 750
+_MOST_TASKS: Final = 1000
+"""Below the 1,270 tasks whose identities fit into a ConfigMap: the API server accepts 256 KiB of annotations."""
 _ROOT: Final = 0
 
 
@@ -146,6 +149,14 @@ def _requested_units(  # complexity: parts that a pod may lack
     return wanted if min(counts, default=0) >= wanted else None
 
 
+def most_tasks_of_pod(tasks: int, limit: int) -> int:
+    """The limit per pod on a node that has so many tasks already.
+
+    With many tasks it falls to one, so that pods with many tasks leave room for those of others.
+    """
+    return limit if tasks < _MANY_TASKS else max(1, min(limit, (_MOST_TASKS - tasks) // 8))
+
+
 class AgentNode(NamedTuple):
     """The node of an agent, and limits of its allocations."""
 
@@ -159,7 +170,7 @@ class AgentNode(NamedTuple):
     caches: Mapping[int, int] = {}
     """The cache of level 3 of each CPU that has one."""
     most_tasks: int = 64
-    """The limit per pod, and for all processes outside of pods, which keeps the stored state small."""
+    """The limit per pod, and for all processes outside of pods, on a node without many tasks."""
     namespace: str = ""
     """The agent's own namespace, whose pods may reconfigure the node; empty for none."""
     allows_unrequested: bool = False
@@ -287,10 +298,12 @@ class AllocationService:
     def _check_limits(
         self, allocations: Allocations, request: AllocationRequest, task: Task, allowed: int | None
     ) -> None:
-        count = sum(other.pod == task.pod for other in allocations.tasks)
-        if count >= self.node.most_tasks:
+        tasks = allocations.tasks
+        count = sum(other.pod == task.pod for other in tasks)
+        most = most_tasks_of_pod(len(tasks), self.node.most_tasks)
+        if count >= most:
             where = f"pod {task.pod}" if task.pod else "processes outside of pods"
-            wanted = f"at most {self.node.most_tasks} at a time"
+            wanted = f"at most {most} at a time"
             raise Refused.of(CANNOT_CHOOSE_CPUS, where, f"{count} tasks", wanted)
         if allowed is None:
             return
