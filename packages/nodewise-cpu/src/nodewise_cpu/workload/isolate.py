@@ -316,7 +316,7 @@ class CommandRunner:
             if signal_info.si_signo != signal.SIGCHLD:
                 _forward_signal(signal_info, child)
             elif (code := _reap_children(child)) is not None:
-                return CommandResult(code, _has_children())
+                return CommandResult(code, has_running_children())
 
 
 def _prctl(option: int, value: int | bytes) -> None:
@@ -357,11 +357,14 @@ def _reap_children(child: int) -> int | None:
             code = exit_code if exit_code >= 0 else BY_SIGNAL - exit_code
 
 
-def _has_children() -> bool:
+def has_running_children() -> bool:
+    """Whether any child is running. Children that have ended are waited for: others may run beside them."""
     try:
-        return os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT) is None
+        while os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG) is not None:
+            pass
     except ChildProcessError:
         return False
+    return True
 
 
 FAILED: Final = 125
