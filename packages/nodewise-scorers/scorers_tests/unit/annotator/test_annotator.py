@@ -1,7 +1,9 @@
 """Bursts with an API server in memory: which annotations are written, and how errors are handled."""
 
-from typing import Any
+from math import isnan
+from typing import Any, cast
 
+import numpy as np
 import pytest
 
 from nodewise.base import quantity
@@ -10,6 +12,7 @@ from nodewise.base.errors import Conflict, NodewiseError, Refused, Unavailable
 from nodewise.kube.api_server_interface import NONE, Params, Patch
 from nodewise.kube.resource_kinds import NODES
 from nodewise.metrics.metrics_source import MetricRequest
+from nodewise.metrics.prometheus.source import PrometheusSource
 from nodewise.metrics.series import Sample, Series
 from nodewise.metrics.source_selection import FetchLimits, SourceSelector
 from nodewise.observe.metrics_registry import MetricsRegistry
@@ -367,3 +370,33 @@ async def test_forecasts_are_written_on_request() -> None:
     annotations = cluster.annotations("a")
     assert float(annotations["forcasted-free-cpu"]) < float(annotations["mean-free-cpu"])
     assert float(annotations["forcasted-free-memory"]) == 15 * GIB
+
+
+class SampledPrometheus:
+    """Samples of a forecast window for one node, or an error."""
+
+    def __init__(self) -> None:
+        self.error: NodewiseError | None = None
+
+    async def samples(self, _query: str) -> dict[str, node_usage.Points]:
+        if self.error:
+            raise self.error
+        return {"a": np.array([[60.0 * minute, 1.0 + minute % 2] for minute in range(300)])}
+
+
+async def test_forecasts_outlive_a_failed_query_for_the_time_that_they_are_for() -> None:
+    clock, prometheus = ManualClock(START), SampledPrometheus()
+    selector = SourceSelector([Meter(clock, a=(1.0, GIB))], FetchLimits(5, 8), clock, MetricsRegistry())
+    options = ForecastOptions(annotate_forecast=True, annotate_forecast_window_s=60_000)
+    source = node_usage.PrometheusUsageSource(
+        selector, WindowOptions(), options, [cast("PrometheusSource", prometheus)], clock
+    )
+    known = (await source.measure({})).usage["a"]
+    assert known.cpu.forecast > 0
+    prometheus.error = Unavailable("timeout")
+    clock.advance(300)
+    measured = await source.measure({})
+    assert measured.usage["a"] == known
+    assert measured.failures == ("samples of cpu: timeout", "samples of memory: timeout")
+    clock.advance(300)
+    assert isnan((await source.measure({})).usage["a"].cpu.forecast)

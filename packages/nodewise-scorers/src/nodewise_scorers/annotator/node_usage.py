@@ -237,10 +237,14 @@ class PrometheusUsageSource:
         return {}
 
     async def _update_forecasts(self, failures: list[str]) -> tuple[ValueByNode, ValueByNode]:
-        """Forecasts of CPU and memory; computed once per step of their samples, since more often changes nothing."""
+        """Forecasts of CPU and memory; computed once per step of their samples, since more often changes nothing.
+
+        Without samples the last forecasts stay until the end of the time that they are for.
+        """
         window_s = self._config.annotate_forecast_window_s
         step_s = window_s / (_SAMPLES_PER_CHUNK * CHUNKS)
-        if not self._config.annotate_forecast or self._clock.monotonic() - self._forecast_s < step_s:
+        age_s = self._clock.monotonic() - self._forecast_s
+        if not self._config.annotate_forecast or age_s < step_s:
             return self._forecasts
         forecasts: list[ValueByNode] = []
         for resource in ("cpu", "memory"):
@@ -249,7 +253,8 @@ class PrometheusUsageSource:
             async for node, points in cooperative_scheduling.iterate_with_pauses(points_by_node.items()):
                 by_node[node] = forecast_mean(points[:, 1])
             forecasts.append(by_node)
-        self._forecasts = (forecasts[0], forecasts[1])
+        last = self._forecasts if age_s < window_s / CHUNKS else ({}, {})
+        self._forecasts = (forecasts[0] or last[0], forecasts[1] or last[1])
         if all(forecasts):
             self._forecast_s = self._clock.monotonic()
         return self._forecasts
