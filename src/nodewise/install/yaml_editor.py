@@ -167,12 +167,26 @@ def _mapping_edits(  # complexity: block and flow style in one order
         text = "".join(f", {json.dumps(name)}: {_format_flow(item)}" for name, item in added.items())
         yield Edit(spans[-1][1], spans[-1][1], text)
     else:
-        for at in deleted:
-            yield _line_deletion(document, *spans[at])
+        yield from _block_deletions(document, spans, deleted)
         column = node.value[0][0].start_mark.column
         for name, item in sorted(added.items()):
             lines = _entry_lines(name, item, column)
             yield _line_insertion(document, spans, _key_position(names, name), lines)
+
+
+def _block_deletions(
+    document: Document, spans: Sequence[tuple[int, int]], deleted: Sequence[int]
+) -> Iterator[Edit]:
+    """Delete lines of entries. The first entry of a list item is beside the dash, where the next one replaces it."""
+    kept = [at for at in range(len(spans)) if at not in deleted]
+    is_beside_dash = _line_start(document, spans[0][0]) is None
+    for at in deleted:
+        start, end = spans[at]
+        is_replaced = is_beside_dash and bool(kept) and at < kept[0]
+        if is_replaced and "#" not in document.text[end : spans[at + 1][0]]:
+            yield Edit(start, spans[at + 1][0], "")
+        else:
+            yield _line_deletion(document, start, end)
 
 
 def _key_position(names: list[str], name: str) -> int:

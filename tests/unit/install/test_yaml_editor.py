@@ -64,6 +64,14 @@ def test_whatever_is_read_is_read_or_refused(data):
     assert yaml_editor.rewrite_document(document, document.value) == data
 
 
+@pytest.mark.parametrize("end", ["\n", "\r\n"])
+def test_the_first_keys_of_a_list_item_can_be_removed(end):
+    lines = ["containers:", "- volumeMounts: []", "  args: [a]", "  image: i", "- name: other", ""]
+    document = yaml_editor.parse_document(end.join(lines).encode(), "t")
+    text = yaml_editor.rewrite_document(document, {"containers": [{"image": "i"}, {"name": "other"}]})
+    assert text == end.join(["containers:", "- image: i", "- name: other", ""]).encode()
+
+
 @pytest.mark.parametrize("style", [scheduler_manifests.to_yaml, json.dumps], ids=["yaml", "json"])
 @pytest.mark.parametrize("minor", range(19, 38))
 def test_all_that_is_put_in_can_be_taken_out_to_the_byte(minor, style):
