@@ -339,14 +339,15 @@ class _Search:
     ) -> Amounts | None:
         """The capacity that the request consumes of a device; None if it does not have enough left."""
         device = candidate.device
-        if not wanted.request.capacity and not device.allow_multiple_allocations:
+        others = EMPTY if is_empty else self._use.shared.get(candidate.id, EMPTY)
+        # a device that is no longer shared may still have claims with a part of it
+        if not wanted.request.capacity and not device.allow_multiple_allocations and not others:
             return EMPTY
         requested = {qualified_name(device.driver, name): nano for name, nano in wanted.request.capacity}
         if not requested.keys() <= device.capacity.keys():
             return None
         held = [] if is_empty else self._sharing.get(candidate.id, [])
         self._count_steps(len(held) // 8)
-        others = EMPTY if is_empty else self._use.shared.get(candidate.id, EMPTY)
         consumed = {}
         for name, capacity in device.capacity.items():
             amount = capacity_to_consume(requested.get(name), capacity)

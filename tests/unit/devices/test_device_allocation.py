@@ -103,6 +103,13 @@ def test_request_without_an_amount_consumes_a_default_of_zero() -> None:
         assert predicted is None if expected is None else names(predicted) == expected
 
 
+def test_device_that_is_no_longer_shared_is_not_free_while_a_claim_has_a_part_of_it() -> None:
+    former = device("a", capacity={"d/memory": DeviceCapacity(8)})
+    for used, expected in (({"d/memory": 2}, None), ({}, ["a"])):
+        predicted = predict([pool("p", former)], gpus(), use=DeviceUse(shared={former.id: used}))
+        assert predicted is None if expected is None else names(predicted) == expected
+
+
 def test_claim_that_may_fit_an_incomplete_pool_is_not_predicted() -> None:
     pools = [pool("o", device("a", "o")), pool("p", device("b"), slices=2)]
     assert names(predict(pools, gpus())) == ["a"]
