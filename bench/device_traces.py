@@ -17,7 +17,7 @@ from tests.cluster.api_client import Object
 from bench.gpu_traces import GPU_MILLI, Trace, TraceNode, TracePod
 from nodewise.agent import ClusterState, Names, NodeIndex, ObjectKey, Snapshot
 from nodewise.agent.state import Change
-from nodewise.agents.gpu import device_layout, device_placement
+from nodewise.agents.gpu import device_placement
 from nodewise.agents.gpu.agent import GpuAgent
 from nodewise.agents.gpu.device_placement import DevicePredictions
 from nodewise.agents.gpu.gpu_pod_fields import AllocatedPod, RequestedGpuPod
@@ -26,7 +26,7 @@ from nodewise.agents.gpu.options import GpuOptions, Placement
 from nodewise.agents.gpu.state import PODS, GpuState, GpuStateBuilder
 from nodewise.agents.gpu.vendor_resource_names import PROFILES
 from nodewise.base import cooperative_scheduling
-from nodewise.devices import device_allocation
+from nodewise.devices import device_allocation, device_inventory
 from nodewise.devices.device_allocation import NotPredicted
 from nodewise.devices.device_inventory import DEVICE_CLASSES, RESOURCE_CLAIMS, RESOURCE_SLICES
 from nodewise.devices.device_selectors import device_matches
@@ -183,7 +183,7 @@ class _DeviceCluster:
                 devices.pools,
                 (claim,),
                 self._state.device_classes,
-                device_layout.device_use(devices),
+                device_inventory.device_use(devices),
                 device_matches,
             )
             if prediction is None or isinstance(prediction, NotPredicted):

@@ -9,6 +9,7 @@ from collections import Counter
 from collections.abc import Generator, Iterable, Mapping
 from typing import Final, Literal, NamedTuple
 
+from nodewise.devices.device_allocation import DeviceUse
 from nodewise.devices.device_taint_rules import DeviceTaintRule
 from nodewise.devices.resource_claims import AllocatedDevice, ResourceClaim
 from nodewise.devices.resource_slices import (
@@ -61,7 +62,7 @@ class NodeDevices(NamedTuple):
         holders = self.holders.get(device.id, ()) if self.holders else ()
         if not holders:
             return "unknown" if node_pool.pool.problem else "free"
-        if not device.allow_multiple_allocations:
+        if not device.allow_multiple_allocations or not are_shares(holders):
             return "allocated"
         consumed = consumed_capacity(holders)
         is_full = any(
@@ -71,12 +72,32 @@ class NodeDevices(NamedTuple):
         return "allocated" if is_full else "shared"
 
 
+def are_shares(holders: Iterable[DeviceHolder]) -> bool:
+    """Whether all holders share the device. A claim that got it before its driver permitted this has it alone."""
+    return all(each.allocated.share_id for each in holders)
+
+
 def consumed_capacity(holders: Iterable[DeviceHolder]) -> Amounts:
     """The capacity of a device that its holders consume together, by qualified name."""
     consumed: Counter[str] = Counter()
     for holder in holders:
         consumed.update(holder.allocated.consumed_capacity)
     return consumed
+
+
+def device_use(devices: NodeDevices) -> DeviceUse:
+    """Which devices of a node are not free, and the taints of rules."""
+    taken: set[DeviceId] = set()
+    shared: dict[DeviceId, Amounts] = {}
+    for device, holders in devices.holders.items():
+        if are_shares(holders):
+            shared[device] = consumed_capacity(holders)
+        else:
+            taken.add(device)
+    taints = {
+        device: tuple(rule.spec.taint for rule in rules) for device, rules in devices.taint_rules.items()
+    }
+    return DeviceUse(taken, shared, taints)
 
 
 class DeviceInventory(NamedTuple):

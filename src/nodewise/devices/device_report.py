@@ -19,7 +19,9 @@ from nodewise.devices.device_inventory import (
     DeviceHolder,
     DeviceInventory,
     NodeDevices,
+    are_shares,
     consumed_capacity,
+    device_use,
 )
 from nodewise.devices.device_selectors import device_matches
 from nodewise.devices.device_taint_rules import DeviceTaintRule
@@ -60,7 +62,7 @@ class ReportedDevice(NamedTuple):
 
     def free_capacity(self) -> Amounts:
         """The capacity that is left, by qualified name, in nano-units; nothing of a device that a claim has alone."""
-        is_shared = self.device.allow_multiple_allocations and self.holders
+        is_shared = self.device.allow_multiple_allocations and self.holders and are_shares(self.holders)
         if self.state not in ("free", "shared") and not is_shared:
             return dict.fromkeys(self.device.capacity, 0)
         consumed = consumed_capacity(self.holders)
@@ -79,7 +81,7 @@ def report_node(node: str, node_devices: NodeDevices, device_class: DeviceClass 
     """Report the devices of a node; with a class, only those that match it or may match it."""
     blocked: frozenset[DeviceId] = frozenset()
     if any(each.pool.counter_sets for each in node_devices.pools):
-        blocked = frozenset(blocked_devices(node_devices.pools, _use(node_devices)))
+        blocked = frozenset(blocked_devices(node_devices.pools, device_use(node_devices)))
     devices = []
     for node_pool in node_devices.pools:
         for device in node_pool.devices:
@@ -127,19 +129,6 @@ def _is_matching(device: Device, device_class: DeviceClass | None) -> bool | Non
         return True
     results = [device_matches(expression, device) for expression in device_class.selectors]
     return False if False in results else None if None in results else True
-
-
-def _use(node_devices: NodeDevices) -> DeviceUse:
-    """The devices that are not free."""
-    taken, shared = set[DeviceId](), dict[DeviceId, Amounts]()
-    for node_pool in node_devices.pools:
-        for device in node_pool.devices:
-            if holders := node_devices.holders.get(device.id, ()):
-                if device.allow_multiple_allocations:
-                    shared[device.id] = consumed_capacity(holders)
-                else:
-                    taken.add(device.id)
-    return DeviceUse(taken, shared)
 
 
 class ClaimFit(NamedTuple):
@@ -191,7 +180,7 @@ class ClaimCounter:
             metadata=DeviceObjectMetadata(""), requests=(ClaimRequest("devices", (request,)),)
         )
         classes = {"": DeviceClass(metadata=DeviceObjectMetadata(""))}
-        use = _use(report.node_devices)
+        use = device_use(report.node_devices)
         taken, shared = set(use.taken), dict(use.shared)
         for count in range(MOST_CLAIMS):
             predicted = predict_devices(pools, [claim], classes, DeviceUse(taken, shared), device_matches)

@@ -52,6 +52,15 @@ def test_a_rule_taints_the_devices_that_it_selects(
     assert all(each.is_available != each.is_tainted for each in of_node.devices)
 
 
+def test_device_that_a_claim_got_before_it_could_be_shared_has_no_free_part() -> None:
+    wire = {"name": "a", "allowMultipleAllocations": True, "capacity": {"memory": {"value": "10"}}}
+    of_node = report([wire], holding("a"))
+    (each,) = of_node.devices
+    assert (each.state, each.is_available) == ("allocated", False)
+    assert each.free_capacity() == {f"{DRIVER}/memory": 0}
+    assert ClaimCounter().fitting(of_node, 1) == 0
+
+
 def test_taints_of_the_driver_and_of_rules_have_their_owners() -> None:
     wire = [
         {"name": "a", "taints": [{"key": "xid", "effect": "NoExecute"}, {"key": "note", "effect": "None"}]}

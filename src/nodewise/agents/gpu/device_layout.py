@@ -27,9 +27,8 @@ from nodewise.agents.gpu.gpu_pod_fields import AllocatedPod, cpu_milli
 from nodewise.agents.gpu.node_gpus import MOST_GPUS, NodeGpus
 from nodewise.agents.gpu.typical_pods import PodClass
 from nodewise.devices import device_allocation, device_inventory, resource_slices
-from nodewise.devices.device_allocation import DeviceUse
 from nodewise.devices.device_inventory import DeviceInventory, NodeDevices
-from nodewise.devices.resource_slices import EMPTY, Device, DeviceId, DevicePool
+from nodewise.devices.resource_slices import EMPTY, Device, DevicePool
 
 DEVICE: Final = "device"
 """The resource of a device."""
@@ -208,7 +207,7 @@ def _same_names(names: tuple[str, ...]) -> tuple[str, ...]:
 
 
 def _node_column(devices: NodeDevices) -> tuple[NodeGpus, _ColumnUse]:
-    every, use = ordered_devices(devices), device_use(devices)
+    every, use = ordered_devices(devices), device_inventory.device_use(devices)
     blocked = {*device_allocation.blocked_devices(devices.pools, use)}
     incomplete = {each.pool.id for each in devices.pools if each.pool.problem}
     held, unusable = {}, set()
@@ -224,21 +223,6 @@ def _node_column(devices: NodeDevices) -> tuple[NodeGpus, _ColumnUse]:
     names = _POSITIONS[: len(every)]
     gpus = NodeGpus(names, {DEVICE: (WHOLE,) * len(names)}, ("",) * len(names), frozenset(unusable))
     return gpus, _ColumnUse(held)
-
-
-def device_use(devices: NodeDevices) -> DeviceUse:
-    """Which devices of a node are not free, and the taints of rules."""
-    taken: set[DeviceId] = set()
-    shared: dict[DeviceId, resource_slices.Amounts] = {}
-    for device, holders in devices.holders.items():
-        if all(each.allocated.share_id for each in holders):
-            shared[device] = device_inventory.consumed_capacity(holders)
-        else:
-            taken.add(device)
-    taints = {
-        device: tuple(rule.spec.taint for rule in rules) for device, rules in devices.taint_rules.items()
-    }
-    return DeviceUse(taken, shared, taints)
 
 
 def device_milli(device: Device, consumed: resource_slices.Amounts) -> int:

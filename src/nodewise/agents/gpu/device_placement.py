@@ -31,7 +31,7 @@ from nodewise.agents.gpu.gpu_arrays import CandidateGpus
 from nodewise.agents.gpu.gpu_pod_fields import PLACEMENT, AllocatedPod, GpuPod, cpu_milli
 from nodewise.agents.gpu.options import PLACEMENTS
 from nodewise.agents.gpu.pod_gpu_requests import ContainerDemand, Demand
-from nodewise.devices import device_allocation, resource_claims
+from nodewise.devices import device_allocation, device_inventory, resource_claims
 from nodewise.devices.device_allocation import (
     DeviceUse,
     NotPredicted,
@@ -298,7 +298,7 @@ class DevicePredictions:
             if column in predicted_below:
                 continue
             of_node = devices.nodes[column][1]
-            result = self._predict(demand, of_node, device_layout.device_use(of_node), budget)
+            result = self._predict(demand, of_node, device_inventory.device_use(of_node), budget)
             if budget.left < 0:
                 break
             known.codes[column] = known.code(result)
@@ -312,7 +312,7 @@ class DevicePredictions:
             for name, of_pods in expected.items():
                 for at in np.flatnonzero(columns == devices.columns.get(name, -1)).tolist():
                     of_node = devices.nodes[columns[at]][1]
-                    use = _add_expected(device_layout.device_use(of_node), of_pods)
+                    use = _add_expected(device_inventory.device_use(of_node), of_pods)
                     codes[at] = known.code(self._predict(demand, of_node, use, budget))
                     every = device_layout.ordered_devices(of_node)
                     pending[:, at] = [*_milli_by_position(every, of_pods, len(pending))]
