@@ -196,6 +196,9 @@ class SeriesMatch(NamedTuple):
     """The devices with a sample."""
     positions: Numbers
     """The samples of these devices."""
+    rivals: Mapping[int, Sequence[int]]
+    """By the first of them, several samples that identify the same device: those of an exporter that restarted with
+    another address. The newest counts."""
     devices_without: Mapping[str, str]
     """By name, the devices with a series without a valid value, and the name of that."""
     unmatched: tuple[str, ...]
@@ -205,14 +208,21 @@ class SeriesMatch(NamedTuple):
     def by_device(self, series: Series) -> Generator[None, None, Series]:
         """The series with the names of devices in place of those of samples."""
         samples = yield from pack_samples(series.samples)
-        own = self.devices_without.items()
+        own, positions = self.devices_without.items(), self.positions
+        if self.rivals:
+            newest = np.arange(len(samples.times))
+            for number, (first, every) in enumerate(self.rivals.items()):
+                newest[first] = max(every, key=samples.times.__getitem__)
+                if not number % _PART:
+                    yield
+            positions = newest[positions]
         return msgspec.structs.replace(
             series,
             samples=Samples(
                 self.devices,
-                samples.nano_values[self.positions],
-                samples.times[self.positions],
-                samples.windows_s[self.positions],
+                samples.nano_values[positions],
+                samples.times[positions],
+                samples.windows_s[positions],
             ),
             invalid={device: series.invalid[name] for device, name in own},
             differing={device: series.differing[name] for device, name in own if name in series.differing},
@@ -224,9 +234,8 @@ def match_series(
 ) -> Generator[None, None, SeriesMatch]:
     """Match the names of samples, and those of series without a valid value, with the devices of a driver."""
     all_names = (*names.names, *invalid)
-    positions = yield from _positions_by_identity(
-        all_names, {table.nodes[number] for number in table.by_driver.get(driver, ())}
-    )
+    own_nodes = {table.nodes[number] for number in table.by_driver.get(driver, ())}
+    positions, rivals = yield from _positions_by_identity(all_names, len(names.names), own_nodes)
     numbers: list[int] = []
     identities: list[_Identity] = []
     for number, identity in _identified_devices(positions, table, driver, attribute):
@@ -255,6 +264,7 @@ def match_series(
         invalid,
         devices,
         at[has_sample],
+        rivals,
         {str(table.ids[number]): all_names[position] for number, position in without},
         tuple(all_names[position].partition("/")[2] for position in left[:_MAX_EXAMPLES]),
         len(left),
@@ -262,16 +272,23 @@ def match_series(
 
 
 def _positions_by_identity(
-    names: Sequence[str], own_nodes: Container[str]
-) -> Generator[None, None, dict[_Identity, int]]:
-    """The positions of samples in `names`; a node without devices of the driver counts as unknown."""
+    names: Sequence[str], sample_count: int, own_nodes: Container[str]
+) -> Generator[None, None, tuple[dict[_Identity, int], dict[int, list[int]]]]:
+    """The positions of samples in `names`, and all positions of those that have one identity, by the first. A node
+    without devices of the driver counts as unknown. From `sample_count` on, the names are of series without a valid
+    value, which do not count beside a sample.
+    """
     positions: dict[_Identity, int] = {}
+    rivals: dict[int, list[int]] = {}
     for position, name in enumerate(names):
         node, _, value = name.partition("/")
-        positions[node if node in own_nodes else "", comparable_identity(value)] = position
+        identity = node if node in own_nodes else "", comparable_identity(value)
+        first = positions.setdefault(identity, position)
+        if first != position < sample_count:
+            rivals.setdefault(first, [first]).append(position)
         if not position % _PART:
             yield
-    return positions
+    return positions, rivals
 
 
 def _identified_devices(

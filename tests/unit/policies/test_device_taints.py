@@ -75,6 +75,8 @@ class Evaluator:
         self.wanted: Mapping[str, TaintOfPolicy] = {}
         self.reports: Mapping[Any, DeviceReport] = {}
         self.values: dict[str, float] = {}
+        self.ages_s: dict[str, float] = {}
+        """By name, the age of values that are not new."""
         self.differing: dict[str, tuple[int, int]] = {}
         self.now = START
 
@@ -92,7 +94,10 @@ class Evaluator:
         table = cooperative_scheduling.run_without_pauses(
             device_matching.build_table(self.slices, attributes, absent)
         )
-        samples = {name: Sample(int(value * NANO), self.now) for name, value in self.values.items()}
+        samples = {
+            name: Sample(int(value * NANO), self.now - self.ages_s.get(name, 0))
+            for name, value in self.values.items()
+        }
         series = {}
         for each in self.policies:
             for part in each.device_comparisons():
@@ -218,6 +223,16 @@ def test_renamed_slice_and_pool_of_another_driver_with_the_same_name_change_no_t
 @pytest.mark.parametrize("name", ["/n2-3", "exporter/n2-3"])
 def test_uuid_identifies_a_device_without_a_known_node(name: str) -> None:
     assert Evaluator(policy(HOT)).step({name: 95}) == {"n2/gpu-3": "NoSchedule"}
+
+
+@pytest.mark.parametrize("ended", ["10.0.0.5", "10.0.0.9"])
+def test_newest_series_counts_after_an_exporter_restarted_with_another_address(ended: str) -> None:
+    evaluator = Evaluator(policy(HOT))
+    evaluator.ages_s = {f"{ended}/n2-3": 30}
+    values = dict.fromkeys(("10.0.0.5/n2-3", "10.0.0.9/n2-3"), 95) | {f"{ended}/n2-3": 20}
+    assert evaluator.step(values) == {"n2/gpu-3": "NoSchedule"}
+    evaluator.differing = {"10.0.0.7/n2-3": (20, 99)}
+    assert evaluator.step({f"{ended}/n2-3": 95, **dict.fromkeys(values.keys() - {f"{ended}/n2-3"}, 20)}) == {}
 
 
 def test_device_without_attribute_is_identified_by_its_name() -> None:
