@@ -3,6 +3,7 @@
 import json
 import random
 import subprocess
+from collections import Counter
 from collections.abc import Callable, Iterator
 from typing import Any, Final
 
@@ -12,7 +13,7 @@ import pytest
 from nodewise.base import cooperative_scheduling
 from nodewise.devices import device_allocation
 from nodewise.devices.device_allocation import DeviceUse, NotPredicted
-from nodewise.devices.device_inventory import DeviceInventoryBuilder
+from nodewise.devices.device_inventory import DeviceInventory, DeviceInventoryBuilder
 from nodewise.devices.device_selectors import device_matches
 from nodewise.devices.resource_claims import (
     DeviceClassObject,
@@ -24,6 +25,7 @@ from nodewise.devices.resource_claims import (
 from nodewise.devices.resource_slices import (
     EMPTY,
     DeviceId,
+    ResourceSlice,
     ResourceSliceObject,
     parse_resource_slice,
 )
@@ -34,8 +36,14 @@ from tests.cluster.conftest import get_or_skip
 
 Object = dict[str, Any]
 CASES: Final = short_and_long_case_counts.of(300, 6_000)
+LIFE_CYCLES: Final = short_and_long_case_counts.of(40, 1_000)
+STEPS: Final = 8
+"""Changes of slices in each life cycle."""
 DRIVERS: Final = ("b.example.com", "a.example.com")
-NODE: Final[Object] = {"metadata": {"name": "n1", "labels": {"zone": "z1"}}}
+NODES: Final[list[Object]] = [
+    {"metadata": {"name": name, "labels": {"zone": zone}}}
+    for name, zone in (("n1", "z1"), ("n2", "z1"), ("n3", "z2"))
+]
 SELECTORS: Final = (
     'device.driver == "a.example.com"',
     'device.attributes["a.example.com"].model == "X"',
@@ -202,12 +210,61 @@ class Cases:
         slices = self.slices()
         claims = [self.claim(number) for number in range(self._random.choice([1, 1, 2]))]
         return {
-            "Node": NODE,
+            "Node": NODES[0],
             "Slices": slices,
             "Classes": CLASSES,
             "Claims": claims,
             "Allocated": self.allocated(slices),
         }
+
+
+class LifeCycle(Cases):
+    """Drivers that add, replace and delete slices one after another, some of them with wrong counts of slices."""
+
+    def __init__(self, seed: int) -> None:
+        super().__init__(seed)
+        self._slices: dict[str, Object] = {}
+
+    def _new_slice(self) -> Object:
+        pick = self._random.choice
+        counts = {"generation": pick([1, 1, 1, 2]), "resourceSliceCount": pick([1, 1, 2, 3])}
+        spec: Object = {"driver": pick(DRIVERS), "pool": {"name": pick(["p1", "p2"]), **counts}}
+        if self.maybe(0.15):
+            shared = {"name": pick(["set", "set", "set2"]), "counters": {"units": {"value": "5"}}}
+            return {**spec, **pick(SCOPES), "sharedCounters": [shared]}
+        names = self._random.sample(range(7), self._random.randint(0, 3))
+        devices = [self.device(f"d{number}", self.maybe(0.2)) for number in names]
+        for device in devices:
+            device["attributes"].setdefault("model", {"string": "X"})
+        scope = pick([*SCOPES, {"nodeName": "n3"}])
+        if self.maybe(0.15):
+            scope = {"perDeviceNodeSelection": True}
+            for device in devices:
+                device.update(pick([{"nodeName": "n1"}, {"nodeName": "n2"}, {"allNodes": True}]))
+        return {**spec, **scope, "devices": devices}
+
+    def _change(self) -> None:
+        action, pick = self._random.random(), self._random.choice
+        if action < 0.5 or not self._slices:
+            self._slices[f"s{self._random.randint(0, 30):02}"] = self._new_slice()
+            return
+        name = pick(sorted(self._slices))
+        spec = self._slices.pop(name)
+        if action < 0.85:
+            replaced = {"generation": spec["pool"]["generation"] + 1}
+        else:
+            replaced = {"resourceSliceCount": pick([1, 2])}
+        if action >= 0.65:
+            self._slices[name] = {**spec, "pool": {**spec["pool"], **replaced}}
+
+    def step(self) -> Object:
+        """The next case, whose node is to be added."""
+        for _ in range(self._random.randint(1, 3)):
+            self._change()
+        slices = [_slice(name, spec) for name, spec in sorted(self._slices.items())]
+        claims = [self.claim(number) for number in range(self._random.choice([1, 1, 2]))]
+        allocated = self.allocated(slices)
+        return {"Slices": slices, "Classes": CLASSES, "Claims": claims, "Allocated": allocated}
 
 
 def _slice(name: str, spec: Object) -> Object:
@@ -228,13 +285,28 @@ def use_of(claims: list[ResourceClaim]) -> DeviceUse:
     return DeviceUse(taken, shared)
 
 
-def predicted(case: Object) -> Any:
+class FollowedSlices:
+    """The inventory of slices that change."""
+
+    def __init__(self) -> None:
+        self._builder = DeviceInventoryBuilder()
+        self._slices: dict[str, ResourceSlice] = {}
+
+    def update(self, documents: list[Object]) -> DeviceInventory:
+        parsed = [parse_resource_slice(msgspec.convert(each, ResourceSliceObject)) for each in documents]
+        before, self._slices = self._slices, {item.metadata.name: item for item in parsed}
+        changes = [
+            (("", name), Change(before.get(name), self._slices.get(name)))
+            for name in sorted({*before, *self._slices})
+            if before.get(name) != self._slices.get(name)
+        ]
+        return cooperative_scheduling.run_without_pauses(self._builder.update(changes, ()))
+
+
+def predicted(case: Object, inventory: DeviceInventory) -> Any:
     """The request and device of each claim; the reason if they are not predicted; None if the claims do not fit."""
-    slices = [parse_resource_slice(msgspec.convert(each, ResourceSliceObject)) for each in case["Slices"]]
-    labels = NODE["metadata"]["labels"]
-    changes = [(("", item.metadata.name), Change(None, item)) for item in slices]
-    inventory = cooperative_scheduling.run_without_pauses(DeviceInventoryBuilder().update(changes, ()))
-    pools = inventory.of("n1", labels).pools
+    node = case["Node"]["metadata"]
+    pools = inventory.of(node["name"], node["labels"]).pools
     classes = [parse_device_class(msgspec.convert(each, DeviceClassObject)) for each in case["Classes"]]
     claims, others = (
         [parse_resource_claim(msgspec.convert(each, ResourceClaimObject)) for each in case[key]]
@@ -278,6 +350,17 @@ def allocated(answer: Object) -> Any:
     ]
 
 
+def compared(actual: Any, ours: Any) -> tuple[str, bool]:
+    """The kind of a result, and whether the prediction equals it."""
+    if isinstance(actual, str):
+        return "error", ours is None or isinstance(ours, NotPredicted)
+    if isinstance(ours, NotPredicted):
+        # an incomplete pool may still get the device that fits
+        is_unknown = actual is None and ours.reason.startswith("pool ")
+        return "not predicted", is_unknown or ours.reason.startswith("the search takes")
+    return "does not fit" if actual is None else "fits", bool(ours == actual)
+
+
 @pytest.fixture(scope="module")
 def upstream(request: pytest.FixtureRequest) -> Iterator[Callable[[Object], Object]]:
     """Sends a case to the allocator of Kubernetes."""
@@ -298,24 +381,33 @@ def upstream(request: pytest.FixtureRequest) -> Iterator[Callable[[Object], Obje
 
 
 def test_prediction_is_the_allocation_of_kubernetes(upstream: Callable[[Object], Object]) -> None:
-    different, counts = [], dict.fromkeys(("fits", "does not fit", "error", "not predicted"), 0)
+    different, counts = [], Counter[str]()
     for seed in range(CASES):
         case = Cases(seed).case()
-        actual, ours = allocated(upstream(case)), predicted(case)
-        if isinstance(actual, str):
-            counts["error"] += 1
-            is_equal = ours is None or isinstance(ours, NotPredicted)
-        elif isinstance(ours, NotPredicted):
-            # an incomplete pool may still get the device that fits
-            counts["not predicted"] += 1
-            is_equal = ours.reason.startswith("the search takes") or (
-                actual is None and ours.reason.startswith("pool ")
-            )
-        else:
-            counts["does not fit" if actual is None else "fits"] += 1
-            is_equal = ours == actual
+        actual, ours = allocated(upstream(case)), predicted(case, FollowedSlices().update(case["Slices"]))
+        kind, is_equal = compared(actual, ours)
+        counts[kind] += 1
         if not is_equal:
             different.append((seed, actual, ours))
     assert not different, f"{len(different)} of {CASES}, such as {different[:3]}"
     assert counts["fits"] > CASES // 4
     assert counts["does not fit"] > CASES // 8
+
+
+def test_prediction_follows_pools_whose_slices_change(upstream: Callable[[Object], Object]) -> None:
+    different, counts = [], Counter[str]()
+    for seed in range(LIFE_CYCLES):
+        life_cycle, followed = LifeCycle(seed), FollowedSlices()
+        for step in range(STEPS):
+            case = life_cycle.step()
+            inventory = followed.update(case["Slices"])
+            for node in NODES:
+                case["Node"] = node
+                actual, ours = allocated(upstream(case)), predicted(case, inventory)
+                kind, is_equal = compared(actual, ours)
+                counts[kind] += 1
+                if not is_equal:
+                    different.append((seed, step, node["metadata"]["name"], actual, ours))
+    assert not different, f"{len(different)} of {sum(counts.values())}, such as {different[:3]}"
+    assert counts["fits"] > LIFE_CYCLES // 2
+    assert counts["does not fit"] > LIFE_CYCLES

@@ -185,7 +185,7 @@ class _Search:
         """By pool and counter, the amount that is left."""
         self._candidates: list[_Candidate] = []
         of_node = [*pools]
-        of_node.sort(key=has_binding_conditions)
+        of_node.sort(key=lambda node_pool: node_pool.pool.has_binding_conditions)
         for node_pool in of_node:
             problem = node_pool.pool.problem or _counter_problem(node_pool)
             if problem:
@@ -454,14 +454,6 @@ def _consumed_counters(device: Device) -> Counter[tuple[str, str]]:
             for each in device.consumes_counters
             for name, amount in each.counters.items()
         }
-    )
-
-
-def has_binding_conditions(node_pool: NodeDevicePool) -> bool:
-    """Whether a device has some, also one for another node in a slice with devices for this node."""
-    return any(
-        not {id(each) for each in node_pool.devices}.isdisjoint(map(id, item.devices))
-        for item in node_pool.pool.with_binding_conditions
     )
 
 

@@ -17,11 +17,11 @@ from nodewise.devices.resource_slices import (
     Amounts,
     Device,
     DeviceId,
-    DevicePool,
     NodeDevicePool,
     PoolId,
+    PoolSlices,
     ResourceSlice,
-    build_pool,
+    group_pool,
 )
 from nodewise.kube.store import Change, Key
 
@@ -105,7 +105,7 @@ class DeviceInventory(NamedTuple):
 
     nodes: Mapping[str, NodeDevices] = EMPTY
     """By node, the devices that only this node can use."""
-    network_pools: tuple[DevicePool, ...] = ()
+    network_pools: tuple[PoolSlices, ...] = ()
     """Pools whose nodes are selected by labels, or all nodes."""
     network_holders: Mapping[DeviceId, tuple[DeviceHolder, ...]] = EMPTY
     """The holders of their devices."""
@@ -119,7 +119,7 @@ class DeviceInventory(NamedTuple):
     def network(self) -> NodeDevices:
         """The devices that several nodes can use."""
         pools = (
-            (pool, tuple(device for item in pool.slices for device in item.devices))
+            (pool.newest, tuple(device for item in pool.newest.slices for device in item.devices))
             for pool in self.network_pools
         )
         return NodeDevices(tuple(NodeDevicePool(*each) for each in pools), self.network_holders)
@@ -127,8 +127,7 @@ class DeviceInventory(NamedTuple):
     def of(self, node: str, labels: Mapping[str, str] = EMPTY) -> NodeDevices:
         """All devices that a node can use."""
         own = self.nodes.get(node, _NO_DEVICES)
-        offered = [(pool, pool.devices_for(node, labels)) for pool in self.network_pools]
-        pools = [NodeDevicePool(pool, devices) for pool, devices in offered if devices]
+        pools = list(filter(None, (pool.for_node(node, labels) for pool in self.network_pools)))
         if not pools:
             return own
         ordered = sorted((*own.pools, *pools), key=lambda each: each.pool.id)
@@ -194,7 +193,7 @@ class DeviceInventoryBuilder:
 
     def __init__(self) -> None:
         self._slices: dict[PoolId, dict[str, ResourceSlice]] = {}
-        self._pools: dict[PoolId, DevicePool] = {}
+        self._pools: dict[PoolId, PoolSlices] = {}
         self._nodes_of_pool: dict[PoolId, frozenset[str] | None] = {}
         """None: pools of the network."""
         self._pools_of_node: dict[str, set[PoolId]] = {}
@@ -230,7 +229,7 @@ class DeviceInventoryBuilder:
     def _build_inventory(self, *, is_new_pools: bool) -> DeviceInventory:
         network = sorted(pool for pool, of_pool in self._nodes_of_pool.items() if of_pool is None)
         pools = tuple(self._pools[pool] for pool in network)
-        devices = (device.id for pool in pools for item in pool.slices for device in item.devices)
+        devices = (device.id for pool in pools for item in pool.every for device in item.devices)
         return DeviceInventory(
             dict(self._nodes),
             pools,
@@ -305,7 +304,7 @@ class DeviceInventoryBuilder:
             self._slices.pop(pool, None)
             self._pools.pop(pool, None)
             return set(before)
-        self._pools[pool] = build_pool(slices.values())
+        self._pools[pool] = group_pool(slices.values())
         now = self._nodes_of_pool[pool] = self._pools[pool].nodes()
         for node in now or ():
             self._pools_of_node.setdefault(node, set()).add(pool)
@@ -315,11 +314,10 @@ class DeviceInventoryBuilder:
         pools = sorted(self._pools_of_node.get(node, ()))
         if not pools:
             self._pools_of_node.pop(node, None)
+        of_node = tuple(filter(None, (self._pools[pool].for_node(node, EMPTY) for pool in pools)))
+        if not of_node:
             self._nodes.pop(node, None)
             return
-        of_node = tuple(
-            NodeDevicePool(self._pools[pool], self._pools[pool].devices_for(node, EMPTY)) for pool in pools
-        )
         devices = [device.id for each in of_node for device in each.devices]
         holders: dict[DeviceId, tuple[DeviceHolder, ...]] = {}
         for pool in pools:

@@ -210,34 +210,19 @@ class ResourceSlice(msgspec.Struct, frozen=True, gc=False, kw_only=True):
 
 
 class DevicePool(NamedTuple):
-    """The newest generation of a pool."""
+    """The slices of a pool that count together: those of its newest generation, or those that count for one node."""
 
     id: PoolId
     slices: tuple[ResourceSlice, ...]
     """By name."""
     problem: str = ""
     """Why kube-scheduler allocates no devices of the pool, such as `1 of 2 slices`; empty if it does."""
-    with_binding_conditions: tuple[ResourceSlice, ...] = ()
-    """The slices with a device that has binding conditions."""
+    has_binding_conditions: bool = False
+    """Whether a slice for the node has a device with binding conditions, also one for another node."""
 
     @property
     def counter_sets(self) -> Mapping[str, Amounts]:
         return {name: counters for item in self.slices for name, counters in item.counter_sets.items()}
-
-    def nodes(self) -> frozenset[str] | None:
-        """The nodes that can use its devices; None if that depends on labels of nodes."""
-        scopes = [scope for item in self.slices for scope in _scopes(item)]
-        return frozenset(scope.node for scope in scopes) if all(scope.node for scope in scopes) else None
-
-    def devices_for(self, node: str, labels: Mapping[str, str]) -> tuple[Device, ...]:
-        """The devices that a node can use, in the order of the slices."""
-        devices: list[Device] = []
-        for item in self.slices:
-            if item.has_scope_by_device:
-                devices += [each for each in item.devices if each.scope and each.scope.matches(node, labels)]
-            elif item.scope.matches(node, labels):
-                devices += item.devices
-        return tuple(devices)
 
 
 class NodeDevicePool(NamedTuple):
@@ -245,27 +230,112 @@ class NodeDevicePool(NamedTuple):
 
     pool: DevicePool
     devices: tuple[Device, ...]
+    """In the order of the slices."""
+
+
+class PoolSlices(NamedTuple):
+    """All slices of one pool.
+
+    Which of them count depends on the node. kube-scheduler first takes the slices for the node, of the newest
+    generation among these. If they are as many as the pool has slices, it reads no others: the node then keeps devices
+    of an older generation, and of a pool with several nodes whose driver counts the slices of each node. Source:
+    Kubernetes 1.37, GatherPools in
+    `dynamic-resource-allocation/structured/internal/incubating/pools_incubating.go`.
+    """
+
+    id: PoolId
+    every: tuple[ResourceSlice, ...]
+    """By name."""
+    newest: DevicePool
+    """The newest generation."""
+    of_node: Mapping[str, tuple[ResourceSlice, ...]]
+    """By node, the slices for only this node."""
+    of_several: tuple[ResourceSlice, ...]
+    """The other slices."""
+
+    def nodes(self) -> frozenset[str] | None:
+        """The nodes that can use its devices; None if that depends on labels of nodes."""
+        scopes = [scope for item in self.every for scope in _scopes(item)]
+        return frozenset(scope.node for scope in scopes) if all(scope.node for scope in scopes) else None
+
+    def for_node(self, node: str, labels: Mapping[str, str]) -> NodeDevicePool | None:
+        """The pool as it counts for a node; None if it does not concern the node."""
+        own = self._newest_for(node, labels)
+        if not own:
+            return None
+        expected, ordered = own[0].slice_count, tuple(sorted(own, key=_slice_name))
+        if len(ordered) == expected:
+            slices = ordered
+        elif own[0].generation == self.newest.slices[0].generation:
+            slices = self.newest.slices
+        else:
+            return None
+        pool = _build_pool(slices, ordered, expected)
+        devices = tuple(device for item in ordered for device in _devices_for(item, node, labels))
+        return NodeDevicePool(self.newest if pool == self.newest else pool, devices)
+
+    def _newest_for(self, node: str, labels: Mapping[str, str]) -> list[ResourceSlice]:
+        """The slices for a node of their newest generation, those for only this node first."""
+        own = list(self.of_node.get(node, ()))
+        for item in self.of_several:
+            is_own = (
+                _devices_for(item, node, labels)
+                if item.has_scope_by_device
+                else item.scope.matches(node, labels)
+            )
+            own += [item] if is_own else []
+        generation = max((item.generation for item in own), default=0)
+        return [item for item in own if item.generation == generation]
+
+
+def group_pool(slices: Iterable[ResourceSlice]) -> PoolSlices:
+    """Group the slices of one pool; at least one slice."""
+    every = tuple(sorted(slices, key=_slice_name))
+    generation = max(item.generation for item in every)
+    newest = tuple(item for item in every if item.generation == generation)
+    of_node: dict[str, tuple[ResourceSlice, ...]] = {}
+    of_several = []
+    for item in every:
+        if item.scope.node and not item.has_scope_by_device:
+            of_node[item.scope.node] = (*of_node.get(item.scope.node, ()), item)
+        else:
+            of_several.append(item)
+    pool = _build_pool(newest, newest, newest[0].slice_count)
+    return PoolSlices(pool.id, every, pool, of_node, tuple(of_several))
+
+
+def _build_pool(
+    slices: tuple[ResourceSlice, ...], own: tuple[ResourceSlice, ...], expected: int
+) -> DevicePool:
+    """The pool with slices of one generation, of which `own` are for the node."""
+    devices = [device.name for item in own for device in item.devices]
+    counter_sets = [name for item in slices for name in item.counter_sets]
+    problem = ""
+    if len(slices) != expected:
+        problem = f"found {len(slices)} of {expected} slices of generation {own[0].generation}"
+    elif len(set(devices)) < len(devices):
+        problem = "found two devices of one name"
+    elif len(set(counter_sets)) < len(counter_sets):
+        problem = "found two counter sets of one name"
+    is_conditional = any(device.binding_conditions for item in own for device in item.devices)
+    return DevicePool(own[0].pool_id, slices, problem, is_conditional)
+
+
+def _slice_name(item: ResourceSlice) -> str:
+    return item.metadata.name
+
+
+def _devices_for(item: ResourceSlice, node: str, labels: Mapping[str, str]) -> Iterable[Device]:
+    """The devices of a slice for a node; all of them if the slice is for the node as a whole."""
+    if not item.has_scope_by_device:
+        return item.devices
+    return [each for each in item.devices if each.scope and each.scope.matches(node, labels)]
 
 
 def _scopes(item: ResourceSlice) -> list[NodeScope]:
     if item.has_scope_by_device:
         return [device.scope or NodeScope() for device in item.devices]
-    return [] if item.counter_sets and not item.devices else [item.scope]
-
-
-def build_pool(slices: Iterable[ResourceSlice]) -> DevicePool:
-    """The newest generation of one pool; at least one slice."""
-    of_all = sorted(slices, key=lambda item: item.metadata.name)
-    generation = max(item.generation for item in of_all)
-    newest = tuple(item for item in of_all if item.generation == generation)
-    expected, names = newest[0].slice_count, [device.name for item in newest for device in item.devices]
-    problem = ""
-    if len(newest) != expected:
-        problem = f"found {len(newest)} of {expected} slices of generation {generation}"
-    elif len(set(names)) < len(names):
-        problem = "found two devices of one name"
-    conditional = tuple(item for item in newest if any(device.binding_conditions for device in item.devices))
-    return DevicePool(newest[0].pool_id, newest, problem, conditional)
+    return [item.scope]
 
 
 # Objects of the API, with the fields of all versions

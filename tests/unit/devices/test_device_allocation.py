@@ -35,7 +35,7 @@ from nodewise.devices.resource_slices import (
     NodeDevicePool,
     NodeScope,
     ResourceSlice,
-    build_pool,
+    group_pool,
 )
 from nodewise.kube.pod_requests import RequestedResources, RequestingContainer, RequestingSpec
 
@@ -53,7 +53,9 @@ def pool(name: str, *devices: Device, slices: int = 1, **fields: Any) -> NodeDev
         devices=devices,
         **fields,
     )
-    return NodeDevicePool(build_pool([item]), devices)
+    of_node = group_pool([item]).for_node("n", {})
+    assert of_node is not None
+    return of_node
 
 
 def device(name: str, in_pool: str = "p", **fields: Any) -> Device:

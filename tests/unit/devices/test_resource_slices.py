@@ -159,16 +159,45 @@ def test_equal_values_of_attributes_of_different_types_stay_different() -> None:
             ["b"],
         ),
         ([slice_of(devices=devices("a", "a"))], "found two devices of one name", ["a", "a"]),
+        (
+            [
+                slice_of("a", sharedCounters=[{"name": "gpu-0"}], pool={"resourceSliceCount": 2}),
+                slice_of("b", sharedCounters=[{"name": "gpu-0"}], pool={"resourceSliceCount": 2}),
+            ],
+            "found two counter sets of one name",
+            [],
+        ),
     ],
-    ids=["complete", "empty", "incomplete", "replaced", "replaced in part", "invalid"],
+    ids=["complete", "empty", "incomplete", "replaced", "replaced in part", "invalid", "invalid counters"],
 )
 def test_only_the_newest_generation_of_a_pool_counts(
     slices: list[ResourceSlice], problem: str, names: list[str]
 ) -> None:
-    pool = resource_slices.build_pool(slices)
-    assert pool.problem == problem
-    assert [device.name for device in pool.devices_for("n", {})] == names
-    assert pool.devices_for("other", {}) == ()
+    pool = resource_slices.group_pool(slices)
+    of_node = pool.for_node("n", {})
+    assert of_node is not None
+    assert of_node.pool is pool.newest
+    assert of_node.pool.problem == problem
+    assert [device.name for device in of_node.devices] == names
+    assert pool.for_node("other", {}) is None
+
+
+def test_generation_of_a_pool_counts_by_node_as_in_kube_scheduler() -> None:
+    """kube-scheduler reads slices for other nodes only if those for the node are not the whole pool."""
+    two = {"resourceSliceCount": 2}
+    slices = [
+        slice_of("own", "n1", devices=devices("a")),
+        slice_of("newer", "n2", devices=devices("a"), pool={"generation": 2}),
+        slice_of("part", "n3", devices=devices("c"), pool=two),
+        slice_of("same name", "n4", devices=devices("a"), pool={"generation": 2} | two),
+    ]
+    pool = resource_slices.group_pool(slices)
+    by_node = {}
+    for node in ("n1", "n2", "n3", "n4"):
+        of_node = pool.for_node(node, {})
+        by_node[node] = of_node and ([device.name for device in of_node.devices], of_node.pool.problem)
+    # n3 needs another slice of its generation, which the driver has replaced
+    assert by_node == {"n1": (["a"], ""), "n2": (["a"], ""), "n3": None, "n4": (["a"], "")}
 
 
 def pools_of(*slices: ResourceSlice) -> Callable[..., tuple[NodeDevicePool, ...]]:
@@ -215,9 +244,9 @@ def test_counters_of_a_pool_are_shared_by_all_of_its_slices() -> None:
         slice_of("counters", sharedCounters=counters, pool={"resourceSliceCount": 2}),
         slice_of("devices", devices=devices("a"), pool={"resourceSliceCount": 2}),
     ]
-    pool = resource_slices.build_pool(slices)
-    assert (pool.problem, pool.nodes()) == ("", frozenset({"n"}))
-    assert pool.counter_sets == {"gpu-0": {"memory": 80 * 2**30 * NANO}}
+    pool = resource_slices.group_pool(slices)
+    assert (pool.newest.problem, pool.nodes()) == ("", frozenset({"n"}))
+    assert pool.newest.counter_sets == {"gpu-0": {"memory": 80 * 2**30 * NANO}}
 
 
 @pytest.mark.parametrize(

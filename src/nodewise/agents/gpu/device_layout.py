@@ -28,7 +28,7 @@ from nodewise.agents.gpu.node_gpus import MOST_GPUS, NodeGpus
 from nodewise.agents.gpu.typical_pods import PodClass
 from nodewise.devices import device_allocation, device_inventory, resource_slices
 from nodewise.devices.device_inventory import DeviceInventory, NodeDevices
-from nodewise.devices.resource_slices import EMPTY, Device, DevicePool
+from nodewise.devices.resource_slices import EMPTY, Device, PoolSlices
 
 DEVICE: Final = "device"
 """The resource of a device."""
@@ -55,7 +55,7 @@ class DeviceLayout(NamedTuple):
     """(N+1), by column: differs from all earlier ones after the devices of the node or their holders changed."""
     workload: WorkloadTables = NO_WORKLOAD
     """The tables of typical pods."""
-    network_pools: tuple[DevicePool, ...] = ()
+    network_pools: tuple[PoolSlices, ...] = ()
     """Pools whose devices several nodes can use."""
 
 
@@ -188,7 +188,7 @@ _POSITIONS: Final = tuple(map(str, range(MOST_GPUS)))
 
 def ordered_devices(devices: NodeDevices) -> list[Device]:
     """The devices of a node in kube-scheduler's order; no more than the layout has."""
-    pools = sorted(devices.pools, key=device_allocation.has_binding_conditions)
+    pools = sorted(devices.pools, key=lambda each: each.pool.has_binding_conditions)
     return [device for each in pools for device in each.devices][:MOST_GPUS]
 
 

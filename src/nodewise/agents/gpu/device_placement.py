@@ -42,7 +42,7 @@ from nodewise.devices.device_allocation import (
 from nodewise.devices.device_inventory import DeviceInventory, NodeDevices
 from nodewise.devices.device_selectors import device_matches
 from nodewise.devices.resource_claims import DeviceClass, ResourceClaim
-from nodewise.devices.resource_slices import Device, DeviceId, DevicePool
+from nodewise.devices.resource_slices import Device, DeviceId, PoolSlices
 
 _MOST_REQUESTS: Final = 64
 """Different requests whose predictions are kept. Tenants choose how many there are."""
@@ -273,7 +273,7 @@ class DevicePredictions:
         """Those that all predictions depend on."""
         self._expected: dict[ObjectKey, _Expected] = {}
         """By pod."""
-        self._network: tuple[tuple[DevicePool, ...], dict[Hashable, str]] = ((), {})
+        self._network: tuple[tuple[PoolSlices, ...], dict[Hashable, str]] = ((), {})
         """Pools of several nodes, and by request why they may serve it; empty if they cannot."""
 
     def score(  # complexity: nodes, and the pods that are expected on some of them
@@ -393,7 +393,7 @@ class DevicePredictions:
                 free[devices.columns[expected.node]] -= expected.cpu_milli
         return free
 
-    def _without_network(self, pools: tuple[DevicePool, ...], demand: DeviceDemand) -> DeviceDemand:
+    def _without_network(self, pools: tuple[PoolSlices, ...], demand: DeviceDemand) -> DeviceDemand:
         """The demand; only a reason if several nodes can use devices that may serve it."""
         if not pools or not demand.claims:
             return demand
@@ -478,12 +478,12 @@ def _lacks_allocation(
 
 
 def _serving_pool(  # complexity: the selectors of classes, and then those of requests
-    pools: tuple[DevicePool, ...], classes: Mapping[str, DeviceClass], demand: DeviceDemand
-) -> DevicePool | None:
+    pools: tuple[PoolSlices, ...], classes: Mapping[str, DeviceClass], demand: DeviceDemand
+) -> PoolSlices | None:
     """A pool with a device that matches a request, or may match one; None if there is none."""
-    if incomplete := next((pool for pool in pools if pool.problem), None):
+    if incomplete := next((pool for pool in pools if pool.newest.problem), None):
         return incomplete
-    every = [(pool, device) for pool in pools for item in pool.slices for device in item.devices]
+    every = [(pool, device) for pool in pools for item in pool.every for device in item.devices]
     left = _MOST_NETWORK_CHECKS
     for device_class, own in _selectors_by_class(classes, demand).items():
         candidates = every

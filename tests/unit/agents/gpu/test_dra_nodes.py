@@ -131,6 +131,15 @@ def test_devices_of_an_incomplete_pool_may_exist() -> None:
     assert "plain" in passing(snapshot_of(with_driver(slice_of("plain", pool=incomplete))), pod())
 
 
+def test_devices_of_an_older_generation_count_where_kube_scheduler_allocates_them() -> None:
+    """A driver may use one pool for all nodes, and count the slices of each node."""
+    slices = [
+        slice_of(node, pool={"name": "gpus", "generation": at})
+        for at, node in enumerate(("plain", "driver"), 1)
+    ]
+    assert passing(snapshot_of(with_driver(*slices)), pod()) == set(NODES)
+
+
 def test_devices_of_the_network_belong_to_the_nodes_that_their_labels_select() -> None:
     expression = {"key": f"{GPU}.count", "operator": "Exists"}
     selector = {"nodeSelectorTerms": [{"matchExpressions": [expression]}]}
