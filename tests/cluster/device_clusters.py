@@ -160,6 +160,15 @@ class _ClusterGenerator:
         self._objects.append(body)
         return self._node(name)
 
+    def _one_pool_node(self, name: str) -> Object:
+        """A node of a driver with one pool for all nodes, which counts the slices and generations of each node."""
+        plain = [device for device in self._devices() if "consumesCounters" not in device]
+        body = device_objects.resource_slice(
+            name, plain, pool=f"{self._name}-gpus", generation=self._random.randint(1, 3)
+        )
+        self._objects.append(body | {"metadata": {"name": name}})
+        return self._node(name)
+
     def _incomplete_node(self, name: str) -> Object:
         """One of two slices of the pool exists, or a complete pool has one slice of the next generation."""
         if self._random.random() < 0.5:
@@ -341,6 +350,7 @@ NODE_KINDS: Final[Mapping[str, Callable[[_ClusterGenerator, str], Object]]] = {
     "former plugin": _ClusterGenerator._former_plugin_node,
     "mixed": _ClusterGenerator._mixed_node,
     "network": _ClusterGenerator._network_node,
+    "one pool": _ClusterGenerator._one_pool_node,
     "incomplete": _ClusterGenerator._incomplete_node,
     "plain": _ClusterGenerator._plain_node,
 }

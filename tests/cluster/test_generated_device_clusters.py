@@ -107,5 +107,5 @@ def test_node_that_kube_scheduler_would_choose_is_not_rejected(
     )
     assert not rejections
     assert not [refusal for refusal in recorder.refused if refusal[1] != "bad args"]
-    assert {"driver", "former plugin", "mixed", "network"} <= seen.keys()
+    assert {"driver", "former plugin", "mixed", "network", "one pool"} <= seen.keys()
     assert bound > CLUSTERS // 2
