@@ -9,9 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from nodewise_scorers.learned import LearnedOptions, pod_types_and_outcomes
+from nodewise_scorers.learned.agent import LearnedStateBuilder
 from nodewise_scorers.learned.pod_type_rewards import LearningRule, RewardEstimate
 from nodewise_scorers.learned.pod_types_and_outcomes import ObservedPod
-from nodewise_scorers.learned.state import LearnedStateBuilder
 from scorers_tests.unit.learned.pod_histories import (
     START,
     PodHistory,

@@ -9,9 +9,8 @@ from nodewise.agent import ClusterState, NodeIndex, Snapshot
 from nodewise.base import clock
 from nodewise.metrics.metrics_snapshot import MetricsSnapshot
 from nodewise_scorers.learned import LearnedKind, LearnedOptions
-from nodewise_scorers.learned.agent import LearnedAgent
+from nodewise_scorers.learned.agent import PODS, LearnedAgent, LearnedState, LearnedStateBuilder
 from nodewise_scorers.learned.pod_types_and_outcomes import ObservedPod, PodFields, PodFieldsMetadata
-from nodewise_scorers.learned.state import PODS, LearnedState, LearnedStateBuilder
 
 START = clock.parse_rfc3339("2026-11-21T11:00:00Z")
 NEVER_FADES = LearnedOptions(learned_half_life_s=0.0)

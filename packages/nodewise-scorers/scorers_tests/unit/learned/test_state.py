@@ -6,7 +6,7 @@ from nodewise.agent import ClusterState
 from nodewise.base import cooperative_scheduling
 from nodewise.metrics.metrics_snapshot import MetricsSnapshot
 from nodewise_scorers.learned import LearnedOptions
-from nodewise_scorers.learned.state import PODS
+from nodewise_scorers.learned.agent import PODS
 from scorers_tests.unit.learned.pod_histories import (
     NEVER_FADES,
     PodHistory,

@@ -5,8 +5,7 @@
 | `__init__.py` | settings |
 | `pod_types_and_outcomes.py` | the fields of pods that are read, the type of a pod, and what happened to it |
 | `pod_type_rewards.py` | the learning rule, and what is known of each type on each node |
-| `state.py` | learns from the changes of pods |
-| `agent.py` | answers requests by look-up, with expected rewards, details and `/state/learned` |
+| `agent.py` | learns from the changes of pods, and answers requests, with details and `/state/learned` |
 
 Replaces kubeRL, the reward-biased extender of kube-safe-scheduler.
 """
@@ -58,8 +57,8 @@ class LearnedKind(ScoringAgentKind):
 
     def watched(self, options: LearnedOptions) -> tuple[Watched, ...]:
         """All pods on nodes from which something can be learned."""
+        from nodewise_scorers.learned.agent import PODS
         from nodewise_scorers.learned.pod_types_and_outcomes import ObservedPod, make_pod_reducer
-        from nodewise_scorers.learned.state import PODS
 
         pods = Resource("", "v1", "pods", "Pod")
         observed = Watched(PODS, pods, ObservedPod, keep=make_pod_reducer(options.learned_namespaces))
