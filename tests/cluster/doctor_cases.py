@@ -378,6 +378,14 @@ DOCTOR_CASES: Final = (
         follow=followed_remedies.correct_api_service,
     ),
     DoctorCase(
+        "metric-source-selected",
+        "a policy selects the pod of the custom metrics API",
+        misconfigurations.selected_adapter,
+        "/adapters",
+        ("kubernetes.io/metadata.name", "guard.maxRejectedShare"),
+        edit="s/^spec:$/spec:\\n  guard: {maxRejectedShare: '0.9'}/",
+    ),
+    DoctorCase(
         "usage-late",
         "means of two minutes",
         misconfigurations.slow_usage,

@@ -373,6 +373,25 @@ def slow_usage(cluster: HealthyCluster) -> Iterator[None]:
         yield
 
 
+@contextlib.contextmanager
+def selected_adapter(cluster: HealthyCluster) -> Iterator[None]:
+    """A policy selects the pod of the custom metrics API."""
+    group, labels = fake_custom_metrics_server.GROUP, {"app": "adapter"}
+    api_service = cluster.api.get(f"/apis/apiregistration.k8s.io/v1/apiservices/v1beta1.{group}")
+    name, namespace = (api_service["spec"]["service"][field] for field in ("name", "namespace"))
+    service = f"/api/v1/namespaces/{namespace}/services/{name}"
+    pod = kubernetes_objects.pod("adapter-0", labels=labels, limits=extender_process.LIMITS)
+    policy = healthy_cluster.placement_policy("adapters", labels, above=80)
+    for manifest in (pod, policy):
+        manifest["metadata"]["namespace"] = namespace
+    cluster.api.patch(service, {"spec": {"selector": labels}})
+    try:
+        with created(policy, pod)(cluster):
+            yield
+    finally:
+        cluster.api.patch(service, {"spec": {"selector": None}})
+
+
 def setting(line: str) -> Defect:
     """Adds a line to the settings file of nodewise's Deployment, which is in a ConfigMap."""
     path = f"/api/v1/namespaces/{healthy_cluster.NAMESPACE}/configmaps/nodewise"

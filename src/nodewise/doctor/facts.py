@@ -133,6 +133,16 @@ class UnmatchedSelector(NamedTuple):
     """Labels of pods that are similar, `app=web`; empty if there are none."""
 
 
+class SelectedSourcePod(NamedTuple):
+    """A pod of a source of metrics, and a policy that rejects every node for it while there are no metrics."""
+
+    policy: str
+    """As in `PolicyEvaluation.where`."""
+    pod: str
+    service: str
+    """The Service that nodewise reads metrics of, or that a metrics API leads to."""
+
+
 class MetricCoverage(NamedTuple):
     """Which nodes have a value of a metric."""
 
@@ -472,6 +482,7 @@ class Facts(NamedTuple):
     all_pods: bool | UnavailableFact = True
     """Available if all pods were read, and not only those that wait or name a policy."""
     unmatched_selectors: tuple[UnmatchedSelector, ...] | UnavailableFact = ()
+    selected_source_pods: tuple[SelectedSourcePod | UnavailableFact, ...] | UnavailableFact = ()
     kinds_not_served: tuple[str | UnavailableFact, ...] | UnavailableFact = ()
     """The definitions that are missing of kinds that nodewise reads."""
     policies: tuple[PolicyEvaluation | UnavailableFact, ...] | UnavailableFact = ()

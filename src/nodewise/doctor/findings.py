@@ -182,6 +182,12 @@ CATALOGUE: Final[Mapping[str, FindingKind]] = {
         "correct the selector, or the labels in the template of the pods; policies never select pods of DaemonSets and"
         " of kube-system",
     ),
+    "metric-source-selected": FindingKind(
+        "warning",
+        "A policy selects the pods of its source of metrics",
+        "exclude the pods by podSelector or namespaceSelector, such as {key: kubernetes.io/metadata.name, operator:"
+        " NotIn, values: [monitoring]}; or add guard.maxRejectedShare, with which the policy steps back",
+    ),
     "all-nodes-rejected": FindingKind(
         "error",
         "Policies leave no node for the pods that they select",

@@ -27,6 +27,7 @@ from nodewise.doctor.facts import (
     ProbedServer,
     ReplicaMetrics,
     SchedulerInfo,
+    SelectedSourcePod,
     UnavailableFact,
     UnmatchedSelector,
     UsageSamples,
@@ -448,6 +449,13 @@ CASES: dict[str, dict[str, Facts]] = {
         "policies of another version": native(pod_admission=pod_admission(is_current=False)),
         "an older API server": native(pod_admission=pod_admission(is_served=False)),
         "selected pods that are not sent": not_sent(),
+    },
+    "metric-source-selected": {
+        "a policy that selects Prometheus": SOUND._replace(
+            selected_source_pods=(
+                SelectedSourcePod("ClusterPlacementPolicy/all", "Pod/m/prometheus-0", "Service/m/prometheus"),
+            )
+        ),
     },
     "all-nodes-rejected": {
         "policies that reject every node": policy(all_rejected=policy_status.REJECTS_EVERY_NODE),

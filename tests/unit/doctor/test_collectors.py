@@ -815,6 +815,92 @@ def test_usage_of_nodes_is_read_once_for_agents_that_score_by_it(
         assert 39 < samples.age_s < 100
 
 
+def source_pods(
+    spec: Mapping[str, Any],
+    url: str = "http://prometheus.monitoring.svc:9090",
+    forbidden: tuple[str, ...] = (),
+) -> Any:
+    """The pods of Prometheus that a ClusterPlacementPolicy with this spec, and a rule, selects."""
+    words = ["nodewise", "controller", *([f"--prometheus-url={url}"] if url else [])]
+    api = {"spec": {"service": {"name": "adapter", "namespace": "monitoring"}}}
+    pods = [
+        {
+            "metadata": {"name": name, "namespace": "monitoring", "labels": labels},
+            "spec": {},
+            "status": status,
+        }
+        for name, labels, status in (
+            ("finished", {"app": "prometheus"}, {"phase": "Succeeded"}),
+            ("prometheus-0", {"app": "prometheus", "shard": "0"}, {"phase": "Pending"}),
+            ("prometheus-1", {"app": "prometheus"}, {}),
+            ("adapter-0", {"app": "adapter"}, {}),
+            ("grafana-0", {"app": "grafana"}, {}),
+        )
+    ]
+    labels = {"kubernetes.io/metadata.name": "monitoring"}
+    rules = {} if "prefer" in spec else {"avoid": [{"metric": "heat", "above": 80}]}
+    selecting = {"namespaceSelector": {}, "podSelector": {}, **rules}
+    objects = {
+        DEPLOYMENTS: [deployment("nodewise", "nodewise", {"name": "nodewise", "command": words})],
+        CLUSTER_PLACEMENT_POLICIES: [{"metadata": {"name": "all"}, "spec": selecting | spec}],
+        "/api/v1/namespaces": [{"metadata": {"name": "monitoring", "labels": labels}}],
+        "/api/v1/namespaces/monitoring/pods": pods,
+        "/apis/apiregistration.k8s.io/v1/apiservices/v1beta2.custom.metrics.k8s.io": api,
+        **{
+            f"/api/v1/namespaces/monitoring/services/{name}": {"spec": {"selector": {"app": name}}}
+            for name in ("prometheus", "adapter")
+        },
+        "/api/v1/namespaces/monitoring/services/external": {"spec": {"type": "ExternalName"}},
+    }
+    return facts(objects, forbidden).selected_source_pods
+
+
+@pytest.mark.parametrize(
+    ("url", "service", "pod"),
+    [
+        ("http://prometheus.monitoring.svc:9090", "prometheus", "prometheus-0"),
+        ("http://prometheus.monitoring:9090/path", "prometheus", "prometheus-0"),
+        ("https://prometheus.monitoring.svc.cluster.local.", "prometheus", "prometheus-0"),
+        ("http://external.monitoring:9090", "", ""),
+        ("http://absent.monitoring:9090", "", ""),
+        ("https://prometheus.example.org", "", ""),
+        ("http://prometheus:9090", "", ""),
+        ("http://[::1", "", ""),
+        ("", "adapter", "adapter-0"),
+    ],
+)
+def test_pods_of_the_source_of_metrics_that_a_policy_selects_are_found(
+    url: str, service: str, pod: str
+) -> None:
+    where = f"Service/monitoring/{service}"
+    expected = [("ClusterPlacementPolicy/all", f"Pod/monitoring/{pod}", where)] if pod else []
+    assert [tuple(each) for each in source_pods({}, url)] == expected
+
+
+@pytest.mark.parametrize(
+    ("spec", "is_selected"),
+    [
+        ({"podSelector": {"matchLabels": {"app": "prometheus"}}}, True),
+        ({"podSelector": {"matchLabels": {"app": "grafana"}}}, False),
+        ({"mode": "Shadow"}, False),
+        ({"mode": "Canary", "canary": {"podSelector": {"matchLabels": {"app": "grafana"}}}}, False),
+        ({"enforcement": "Preferred"}, False),
+        ({"prefer": [{"metric": "heat", "order": "Ascending"}]}, False),
+        ({"guard": {"maxWaitingPods": 3}}, True),
+        ({"guard": {"maxRejectedShare": "0.5"}}, False),
+    ],
+)
+def test_policies_that_let_the_source_of_metrics_start_are_not_found(
+    spec: Mapping[str, Any], *, is_selected: bool
+) -> None:
+    assert bool(source_pods(spec)) == is_selected
+
+
+def test_the_missing_right_to_read_the_service_of_a_source_is_named() -> None:
+    [missing] = source_pods({}, forbidden=("services/prometheus",))
+    assert missing.right == "get services prometheus in namespace monitoring"
+
+
 SLICES = "/apis/resource.k8s.io/v1/resourceslices"
 
 

@@ -18,6 +18,7 @@ from nodewise.doctor.facts import (
     Registrations,
     ReplicaMetrics,
     Schedulers,
+    SelectedSourcePod,
     UnavailableFact,
     UnmatchedSelector,
     UsageSamples,
@@ -225,6 +226,17 @@ def check_selectors_match_pods(
         elif policy.kind != "TASPolicy" and not policy.has_status:
             unavailable = UnavailableFact(policy.where, "it has no status yet", is_minor=True)
             yield NotChecked(id_, unavailable)
+
+
+@check("metric-source-selected")
+def check_metric_sources_are_not_selected(
+    selected_source_pods: tuple[SelectedSourcePod, ...],
+) -> Iterator[Finding]:
+    """Policies that reject every node for the pods of Prometheus when it does not run."""
+    for policy, pod, service in selected_source_pods:
+        actual = f"selects {pod}, and {service}, which serves metrics, leads to this pod"
+        command = kubectl("edit", policy)
+        yield finding("metric-source-selected", policy, actual, "other pods only", command=command)
 
 
 @check("all-namespaces-trusted")

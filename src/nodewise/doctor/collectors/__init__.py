@@ -6,7 +6,14 @@ from datetime import UTC, datetime
 from typing import Any, Final
 
 from nodewise.base.clock import SystemClock
-from nodewise.doctor.collectors import nodes, policies, rights_and_admission_policies, schedulers, workloads
+from nodewise.doctor.collectors import (
+    metric_source_pods,
+    nodes,
+    policies,
+    rights_and_admission_policies,
+    schedulers,
+    workloads,
+)
 from nodewise.doctor.collectors.session import Collector, Session
 from nodewise.doctor.facts import Facts
 
@@ -19,6 +26,7 @@ COLLECTORS: Final[dict[str, Collector[Any]]] = {
     "pods": policies.collect_pending_and_policy_pods,
     "all_pods": policies.collect_whether_all_pods_are_read,
     "unmatched_selectors": policies.collect_unmatched_selectors,
+    "selected_source_pods": metric_source_pods.collect_selected_source_pods,
     "kinds_not_served": policies.collect_kinds_not_served,
     "policies": policies.collect_policies,
     "node_count": nodes.collect_node_count,

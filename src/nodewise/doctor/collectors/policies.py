@@ -407,7 +407,7 @@ _MAX_CONCURRENT: Final = 8
 _TIMEOUT_S: Final = 5.0
 
 
-class _MetricSources(NamedTuple):
+class MetricSources(NamedTuple):
     """The sources of the replicas, by their settings; those of a default installation if there is no replica."""
 
     custom: bool
@@ -416,13 +416,13 @@ class _MetricSources(NamedTuple):
     """Whether a metric may come from a source that doctor cannot read."""
 
 
-async def _collect_metric_sources(session: Session) -> _MetricSources:
+async def collect_metric_sources(session: Session) -> MetricSources:
     listed = await session.get_or(collect_nodewise_workloads, ())
     if not listed:
-        return _MetricSources(custom=True, resource=True, other=True)
+        return MetricSources(custom=True, resource=True, other=True)
     kinds = source_table.kinds(name for extender in listed for name in extender.values("metrics") or ["auto"])
     has_prometheus = any("prometheus_url" in extender.settings for extender in listed)
-    return _MetricSources(
+    return MetricSources(
         custom=source_table.CUSTOM in kinds,
         resource=source_table.RESOURCE in kinds,
         other=has_prometheus or any(source_table.SOURCES[kind].path for kind in kinds),
@@ -449,7 +449,7 @@ async def collect_metric_series(session: Session) -> dict[str, Series | Cause | 
     """
     requests = await session.require(collect_metric_requests)
     nodes = (await session.require(collect_nodes)).measured
-    sources = await session.require(_collect_metric_sources)
+    sources = await session.require(collect_metric_sources)
     session.reader.say("requesting metrics")
     limit = asyncio.Semaphore(_MAX_CONCURRENT)
 
@@ -495,7 +495,7 @@ async def collect_metrics(session: Session) -> dict[str, MetricCoverage | Unavai
     """Which nodes have a value of each metric; without the metrics that another source may have."""
     index = NodeIndex((await session.require(collect_nodes)).measured.allocatable)
     not_measured = await session.require(collect_nodes_not_measured)
-    has_other_source = (await session.require(_collect_metric_sources)).other
+    has_other_source = (await session.require(collect_metric_sources)).other
     coverages: dict[str, MetricCoverage | UnavailableFact] = {}
     for name, series in (await session.require(collect_metric_series)).items():
         if isinstance(series, UnavailableFact):
@@ -545,7 +545,7 @@ async def _read_usage(session: Session) -> Series | Cause:
 async def collect_usage_samples(session: Session) -> UsageSamples | None:
     """The samples of metrics-server, if an agent reads them."""
     workloads = await session.get_or(collect_nodewise_workloads, ())
-    sources = await session.require(_collect_metric_sources)
+    sources = await session.require(collect_metric_sources)
     if sources.other or not (sources.resource and any(reads_usage(each.agents) for each in workloads)):
         return None
     now, series = SystemClock().now(), await _read_usage(session)
@@ -559,7 +559,7 @@ async def collect_usage_samples(session: Session) -> UsageSamples | None:
 
 async def collect_metrics_apis(session: Session) -> tuple[MetricsApiStatus, ...]:
     names = await session.require(collect_metric_names)
-    sources = await session.require(_collect_metric_sources)
+    sources = await session.require(collect_metric_sources)
     if sources.other:
         return ()
     usage = set(names) & set(resource_metrics_api.METRICS)
@@ -573,7 +573,7 @@ async def collect_metrics_apis(session: Session) -> tuple[MetricsApiStatus, ...]
     return tuple(apis)
 
 
-_API_SERVICES: Final = Resource("apiregistration.k8s.io", "v1", "apiservices", "APIService", namespaced=False)
+API_SERVICES: Final = Resource("apiregistration.k8s.io", "v1", "apiservices", "APIService", namespaced=False)
 
 
 async def _read_metrics_api(reader: ClusterReader, group: str, versions: Sequence[str]) -> MetricsApiStatus:
@@ -581,8 +581,8 @@ async def _read_metrics_api(reader: ClusterReader, group: str, versions: Sequenc
 
     async def read_api_service(version: str) -> MetricsApiStatus:
         name = f"{version}.{group}"
-        right = f"get {_API_SERVICES.plural}.{_API_SERVICES.group}"
-        service = await reader.get(f"APIService/{name}", right, _API_SERVICES.path(name=name))
+        right = f"get {API_SERVICES.plural}.{API_SERVICES.group}"
+        service = await reader.get(f"APIService/{name}", right, API_SERVICES.path(name=name))
         condition = get_condition(service, "Available")
         message = f"{get_text(condition, 'reason')}: {get_text(condition, 'message')}"
         is_available = get_text(condition, "status") == "True"

@@ -59,12 +59,11 @@ from nodewise.doctor.parsing.scheduler_configuration import (
     split_url,
 )
 from nodewise.install.scheduler_configuration import DEFAULT_SCHEDULER
-from nodewise.kube.resource_kinds import ENDPOINT_SLICES, Resource, selector
+from nodewise.kube.resource_kinds import ENDPOINT_SLICES, SERVICES, selector
 from nodewise.server.options import is_loopback
 from nodewise.server.server_tls_context import peer_certificates
 from nodewise.tls.x509_certificates import public_key_of_private_key
 
-_SERVICES: Final = Resource("", "v1", "services", "Service")
 _CONNECT_TIMEOUT_S: Final = 3.0
 _RESPONSE_TIMEOUT_S: Final = 5.0
 _MAX_ADDRESSES: Final = 4
@@ -412,7 +411,7 @@ async def _read_service(
     right = f"get services {name} in namespace {namespace}"
     selectors = {"labelSelector": selector("kubernetes.io/service-name", name)}
     service, slices = await asyncio.gather(
-        attempt(reader.get(where, right, _SERVICES.path(namespace, name))),
+        attempt(reader.get(where, right, SERVICES.path(namespace, name))),
         attempt(reader.get_list(ENDPOINT_SLICES, parse_json, namespace=namespace, selectors=selectors)),
     )
     if isinstance(service, UnavailableFact):
