@@ -85,7 +85,10 @@ class Cause(NamedTuple):
 UNKNOWN: Final = Cause("SourceFails", "no source responded with values", _LOG_REMEDY)
 NEVER_FETCHED: Final = Cause("NeverFetched", "no source has responded yet")
 OUTDATED: Final = Cause(
-    "ValuesOutdated", "every value is older than maxAge", "scrape more often, or raise maxAge of the rule"
+    "ValuesOutdated",
+    "every value is older than maxAge",
+    "scrape more often, or raise maxAge of the rule; if the source has newer values, compare its clock with that of"
+    " nodewise",
 )
 
 _REMEDIES: Final[Mapping[str, str]] = {

@@ -122,6 +122,7 @@ def test_values_that_are_all_stale_at_the_first_look_count_as_never_fetched() ->
     assert condition.status == "False"
     assert condition.reason == "ValuesOutdated"
     assert "no node has a value of m: every value is older than maxAge; remedy: " in condition.message
+    assert "compare its clock with that of nodewise" in condition.message
 
 
 def test_one_fresh_value_is_enough() -> None:
