@@ -152,7 +152,9 @@ def test_a_rule_that_rejects_nodes_again_and_again_flaps_until_it_has_the_sugges
             wait_rejected(set())
         flapping = wait_condition(plane, path, "Flapping", "True")
         assert flapping["reason"] == "NodesFlap"
-        text = "avoid[0] rejected nodes again 10 times in the last hour (a, b, c, d, e); consider for: "
+        text = (
+            "avoid[0] rejected nodes again at least 10 times in the last hour (a, b, c, d, e); consider for: "
+        )
         assert flapping["message"].startswith(text)
         wait(
             "the event is recorded",

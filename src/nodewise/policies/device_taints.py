@@ -450,7 +450,7 @@ def _flapping_text(place: str, rule: DeviceRule, history: FlapHistory, now: floa
         return ""
     devices = list_first(sorted({flap.node for flap in flaps}), _MAX_NAMED)
     remedy = "release" if rule.parts[0].release is None and not rule.times.keep_for_s else "a longer for"
-    times = f"{len(flaps)} times in the last hour"
+    times = f"at least {FLAPPING} times in the last hour"
     return f"{place} tainted devices again {times} ({devices}); consider {remedy}"
 
 

@@ -493,7 +493,7 @@ def _flapping_text(state: PolicyState, now_s: float) -> str:
             f"for: {clock.format_duration(for_s)}" if for_s <= _MAX_SUGGESTED_FOR_S else "release or keepFor"
         )
         texts.append(
-            f"avoid[{number}] rejected nodes again {len(flaps)} times in the last hour"
+            f"avoid[{number}] rejected nodes again at least {FLAPPING} times in the last hour"
             f" ({nodes}); consider {remedy}"
         )
     return "; ".join(texts)

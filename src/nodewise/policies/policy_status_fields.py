@@ -42,8 +42,22 @@ class StatusWithConditions(msgspec.Struct, frozen=True, rename="camel"):
         return {condition.type: condition for condition in self.conditions}
 
     def has_same_conditions(self, other: Any) -> bool:
-        """Whether at most counts differ, which may change all the time."""
-        return (self.conditions, self.observed_generation) == (other.conditions, other.observed_generation)
+        """Whether at most counts differ, and the nodes that conditions name, which may change all the time."""
+        if self.observed_generation != other.observed_generation:
+            return False
+        conditions, other_conditions = ([*map(_without_nodes, each.conditions)] for each in (self, other))
+        return conditions == other_conditions
+
+
+_NAMING_NODES: Final = ("Flapping", "NodesWithoutValues")
+"""The types of conditions whose message names nodes with noisy or missing values."""
+
+
+def _without_nodes(condition: PolicyCondition) -> PolicyCondition:
+    # while a policy is ready, Ready has the message of another condition
+    is_ready = (condition.type, condition.status) == ("Ready", "True")
+    names_nodes = is_ready or condition.type in _NAMING_NODES
+    return msgspec.structs.replace(condition, message="") if names_nodes else condition
 
 
 def missing_metrics_reason(causes: Mapping[str, Cause]) -> str:

@@ -139,6 +139,17 @@ def test_nodes_that_pass_for_lack_of_a_value_are_named() -> None:
     assert conditions(again)["NodesWithoutValues"] == ("False", "AsExpected")
 
 
+def test_other_nodes_without_a_value_do_not_change_the_conditions() -> None:
+    before, after, all_measured = (
+        status(only_state(policy(avoid=[HOT]), metrics=metrics_snapshot(series("heat", **values))))
+        for values in ({"n1": 70, "n2": 70}, {"n1": 70, "n3": 70}, {"n1": 70, "n2": 70, "n3": 70})
+    )
+    messages = {each.conditions_by_type()["NodesWithoutValues"].message for each in (before, after)}
+    assert len(messages) == 2
+    assert after.has_same_conditions(before)
+    assert not all_measured.has_same_conditions(before)
+
+
 def test_nodes_that_are_rejected_for_lack_of_a_value_are_not_named() -> None:
     state = only_state(policy(avoid=[HOT, BUSY]))
     assert "NodesWithoutValues" not in conditions(status(state, selected_pods=1))

@@ -295,9 +295,25 @@ def test_flaps_are_counted_and_a_for_is_suggested() -> None:
         flapping = status.conditions_by_type().get("Flapping")
         assert (flapping is not None) == (round_ >= 10)
     assert flapping is not None
-    assert flapping.message == "avoid[0] rejected nodes again 10 times in the last hour (a); consider for: 2m"
+    text = "avoid[0] rejected nodes again at least 10 times in the last hour (a); consider for: 2m"
+    assert flapping.message == text
     quiet = written_status(replica.state, 2200 + 3600)
     assert quiet.rules[0].flaps_per_hour == 0
+
+
+def test_the_condition_of_a_rule_that_goes_on_to_flap_is_the_same() -> None:
+    names = [f"n{number}" for number in range(8)]
+    replica, statuses = Replica(HOT, nodes=" ".join(names)), [PlacementPolicyStatus()]
+    for round_ in range(8):
+        replica.see(round_ * 20, **dict.fromkeys(names[: round_ + 1], 85))
+        replica.see(round_ * 20 + 10, **dict.fromkeys(names, 70))
+        statuses.append(replica.written(round_ * 20 + 10, statuses[-1]))
+    *_, before, last = statuses
+    messages = [status.conditions_by_type()["Flapping"].message for status in (before, last)]
+    assert messages[0] != messages[1], "another node"
+    assert last.has_same_conditions(before)
+    flap_counts = [status.rules[0].flaps_per_hour for status in (before, last)]
+    assert flap_counts[0] < flap_counts[1]
 
 
 PHASES = st.lists(
