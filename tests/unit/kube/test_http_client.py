@@ -19,9 +19,12 @@ from nodewise.kube.api_server_interface import ApiCall, Expired, NotAllowed, Not
 from nodewise.kube.http_client import ConnectionInfo, HttpApi, LineSplitter
 from nodewise.kube.write_rate import WriteRate
 from nodewise.observe.metrics_registry import MetricsRegistry
+from tests.unit.kube import virtual_time
 
 Answer = Callable[[httpx2.Request], httpx2.Response]
 SERVER = "https://host:6443/k8s/clusters/c-1"
+in_virtual_time = pytest.mark.parametrize("anyio_backend", [virtual_time.BACKEND], ids=["virtual"])
+"""Of tests in which calls take time: on a slow machine, a write may begin because others take long."""
 
 
 class ServedApi:
@@ -251,6 +254,7 @@ class SlowServer(httpx2.AsyncBaseTransport):
         return httpx2.Response(200, content=b"{}")
 
 
+@in_virtual_time
 @pytest.mark.parametrize(("latency_s", "most"), [(0.002, 1), (0.012, 3), (0.04, 8)])
 async def test_as_many_writes_are_in_flight_as_the_rate_needs_at_the_response_time_of_the_server(
     latency_s: float, most: int
@@ -266,10 +270,8 @@ async def test_as_many_writes_are_in_flight_as_the_rate_needs_at_the_response_ti
     assert server.most == most
 
 
-async def test_writes_that_wait_begin_together_when_more_become_useful(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(http_client, "_LONG_CALL_S", 60.0)
+@in_virtual_time
+async def test_writes_that_wait_begin_together_when_more_become_useful() -> None:
     server, rate = SlowServer(0.012), WriteRate(250.0, 1000)
     http = httpx2.AsyncClient(base_url=SERVER, transport=server, timeout=None)
     api = HttpApi(http, ConnectionInfo(SERVER), rate, ManualClock(), MetricsRegistry())
@@ -283,6 +285,7 @@ async def test_writes_that_wait_begin_together_when_more_become_useful(
     assert server.most == 3
 
 
+@in_virtual_time
 async def test_a_write_without_a_response_does_not_delay_the_others() -> None:
     server = SlowServer(0.0)
     http = httpx2.AsyncClient(base_url=SERVER, transport=server, timeout=None)
