@@ -9,6 +9,7 @@ from typing import Any, Final
 import pytest
 import yaml
 
+from nodewise.kube import object_files
 from tests.cluster import program_cache
 from tests.cluster.conftest import get_or_skip
 from tests.cluster.controlplane import ControlPlane
@@ -338,6 +339,30 @@ def test_the_longest_release_name_and_any_namespace_render(helm: Helm, tmp_path:
         assert all(len(label) <= 63 for label in manifest["metadata"].get("labels", {}).values())
     pods = [manifest for manifest in manifests if manifest["kind"] in ("Deployment", "DaemonSet")]
     assert len(pods) >= 4
+
+
+@pytest.mark.parametrize("base", EVERYTHING, ids=["cert-manager", "native"])
+@pytest.mark.parametrize("name", ["y", "null", "1e3", "0x1"])
+def test_names_that_yaml_reads_as_other_types_stay_texts(
+    helm: Helm, tmp_path: Path, name: str, base: dict[str, Any]
+) -> None:
+    names = [
+        ("name",),
+        ("scheduler", "name"),
+        ("cpu", "namespace"),
+        ("tls", "secretName"),
+        ("tls", "clientName"),
+    ]
+    paths = [path for path in names if path in _accepting(name)]
+
+    def documents(own: str) -> list[str]:
+        file = tmp_path / "values.yaml"
+        file.write_text(json.dumps(_values(base, dict.fromkeys(paths, own))))
+        text = helm.said("template", own, CHART, "--namespace", own, "--values", file)
+        parts = object_files.split_documents(text.encode(), "chart")
+        return [json.dumps(_opened(json.loads(part)), sort_keys=True) for _, part in parts]
+
+    assert documents(name) == [text.replace(_TEXT, name) for text in documents(_TEXT)]
 
 
 def test_notes_show_no_settings(helm_program: Path, plane: ControlPlane, tmp_path: Path) -> None:

@@ -10,7 +10,6 @@ from typing import Annotated, Any, Final, Literal, NoReturn
 
 import click
 import msgspec
-import yaml
 
 from nodewise.base.clock import SystemClock
 from nodewise.base.errors import BadInput, BadSettings, Conflict, Problem, Unavailable
@@ -30,6 +29,7 @@ from nodewise.install.certificate_renewal import (
     RenewalPlan,
 )
 from nodewise.install.certificate_secrets import SecretLocation, SigningRequest
+from nodewise.kube import yaml_writer
 from nodewise.kube.api_client_creation import open_api
 from nodewise.kube.api_server_interface import Api
 from nodewise.kube.kubeconfig import KubeOptions
@@ -186,7 +186,7 @@ def _print_objects(objects: list[dict[str, Any]], output: str | None) -> None:
     if output == "json":
         click.echo(msgspec.json.encode({"apiVersion": "v1", "kind": "List", "items": objects}))
     else:
-        click.echo(yaml.safe_dump_all(objects, sort_keys=False), nl=False)
+        click.echo(yaml_writer.dump_all(objects), nl=False)
 
 
 def _print_next_step_and_exit(options: CertsOptions, plan: RenewalPlan) -> NoReturn:

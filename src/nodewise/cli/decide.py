@@ -10,7 +10,6 @@ from typing import Annotated, Any, Final, Literal, NamedTuple, NoReturn
 import click
 import msgspec
 import numpy as np
-import yaml
 from msgspec.structs import replace
 from numpy.typing import NDArray
 
@@ -33,6 +32,7 @@ from nodewise.engine import cluster_state_changes, decision_json
 from nodewise.engine.agent_chain import AgentChain, ChainOptions, assign_weights
 from nodewise.engine.decision import Decision
 from nodewise.engine.scheduling_attempt_explanation import ScorePart
+from nodewise.kube import yaml_writer
 from nodewise.kube.api_client_creation import open_api
 from nodewise.kube.api_server_interface import DEADLINE_S, Api
 from nodewise.kube.http_client import HttpApi
@@ -216,7 +216,7 @@ def _print_yaml(decisions: PodDecisions) -> bool:
     documents = [pod_document(pod_decision, decisions) for pod_decision in listed]
     rest = {"inputs": decisions.inputs} if decisions.inputs else {}
     plain = msgspec.json.decode(decision_json.encode_document({"decisions": documents} | rest))
-    click.echo(yaml.safe_dump(plain, sort_keys=False), nl=False)
+    click.echo(yaml_writer.dump(plain), nl=False)
     return all(pod_decision.is_acceptable for pod_decision in listed)
 
 

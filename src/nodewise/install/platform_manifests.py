@@ -17,10 +17,10 @@ import msgspec
 
 import nodewise
 from nodewise.base.errors import BadSettings, Problem
-from nodewise.install import scheduler_static_pod, yaml_editor
+from nodewise.install import scheduler_static_pod
 from nodewise.install.scheduler_configuration import AgentRole
 from nodewise.install.scheduler_versions import SchedulerVersion
-from nodewise.kube import object_files
+from nodewise.kube import object_files, yaml_writer
 
 URL: Final = "http://127.0.0.1:9001"
 _RBAC: Final = "rbac.authorization.k8s.io"
@@ -97,7 +97,7 @@ def build_second_scheduler_objects(options: SecondSchedulerOptions) -> list[dict
         binding("ClusterRole", options.name),
         {**header(f"{_RBAC}/v1", "Role"), "rules": rules},
         binding("Role", options.name, namespace=options.namespace),
-        {**header("v1", "ConfigMap"), "data": {"scheduler.yaml": yaml_editor.dump_yaml(configuration)}},
+        {**header("v1", "ConfigMap"), "data": {"scheduler.yaml": yaml_writer.dump(configuration)}},
         {**header("apps/v1", "Deployment"), "spec": _second_scheduler_deployment(options)},
     ]
 
@@ -204,7 +204,7 @@ def build_native_manifest(namespace: str, image: str, prometheus_urls: Sequence[
     """The files of `FILES` as one YAML stream."""
     urls = "".join(", " + json.dumps(f"--prometheus-url={url}") for url in prometheus_urls)
     replacements = {
-        f"image: nodewise:{nodewise.__version__}": f"image: {image}",
+        f"image: nodewise:{nodewise.__version__}": f"image: {yaml_writer.scalar(image)}",
         # pods need no request, because kube-scheduler does not call nodewise for them
         "{name: resource, expression: \"'telemetry/scheduling'\"}": "{name: resource, expression: \"''\"}",
         _COMMAND: f"{_COMMAND[:-1]}{urls}]",
@@ -230,18 +230,23 @@ def build_parts(parts: Sequence[str], namespace: str, name: str) -> str:
     text = text.replace(
         f"system:serviceaccount:{namespace}:nodewise'", f"system:serviceaccount:{namespace}:{name}'"
     )
-    return re.sub(r"\b(name|policyName): nodewise(?=[-,}\n])", rf"\1: {name}", text)
+    return re.sub(
+        r"\b(name|policyName): nodewise((?:-[-a-z0-9]*)?)(?=[,}\n])",
+        lambda match: f"{match[1]}: {yaml_writer.scalar(name + match[2])}",
+        text,
+    )
 
 
 def _read_shipped_files(files: Sequence[str], namespace: str) -> str:
     """Files of `deploy` as one YAML stream, with the namespace of an installation."""
+    value = yaml_writer.scalar(namespace)
     replacements = {
-        "namespace: nodewise}": f"namespace: {namespace}}}",
-        "namespace: nodewise,": f"namespace: {namespace},",
+        "namespace: nodewise}": f"namespace: {value}}}",
+        "namespace: nodewise,": f"namespace: {value},",
         # in quotes, so that it is not taken for the name of an installation
         "kind: Namespace\nmetadata: {name: nodewise}": f'kind: Namespace\nmetadata: {{name: "{namespace}"}}',
         "system:serviceaccount:nodewise:": f"system:serviceaccount:{namespace}:",
-        "values: [kube-system, nodewise]": f"values: [kube-system, {namespace}]",
+        "values: [kube-system, nodewise]": f"values: [kube-system, {value}]",
     }
     text = "---\n".join((_deploy_folder() / name).read_text() for name in files)
     for shipped, own in replacements.items():
@@ -283,7 +288,7 @@ def render_platform_files(platform: Platform, value: Mapping[str, Any]) -> dict[
     and are not tested.
     """
     return {
-        name: content if isinstance(content, str) else "---\n".join(map(yaml_editor.dump_yaml, content))
+        name: content if isinstance(content, str) else yaml_writer.dump_all(content)
         for name, content in platform.render(platform, dict(value)).items()
     }
 
@@ -325,7 +330,7 @@ def _kubeadm_files(platform: Platform, value: Mapping[str, Any]) -> Files:
 def _kind_files(platform: Platform, value: Mapping[str, Any]) -> Files:
     """Files for kind, with patches in both versions: kind uses those of the version that the node image requires."""
     patches = [
-        yaml_editor.dump_yaml(document)
+        yaml_writer.dump(document)
         for version in _KUBEADM_VERSIONS
         for document in _kubeadm_documents(platform, version, f"{platform.folder}/patches")
     ]
@@ -342,9 +347,9 @@ def _kind_files(platform: Platform, value: Mapping[str, Any]) -> Files:
 def _capi_files(platform: Platform, value: Mapping[str, Any]) -> Files:
     """A KubeadmControlPlane whose bootstrap provider writes the files on each machine."""
     sources: dict[str, dict[str, Any]] = {
-        platform.config: {"content": yaml_editor.dump_yaml(value)},
+        platform.config: {"content": yaml_writer.dump(value)},
         f"{_PATCH_FOLDER}/{posixpath.basename(_PATCH_FILE)}": {
-            "content": yaml_editor.dump_yaml(_DNS_POLICY_PATCH)
+            "content": yaml_writer.dump(_DNS_POLICY_PATCH)
         },
     }
     for name, key in _SECRET_KEYS.items():

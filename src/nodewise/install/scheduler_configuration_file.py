@@ -11,6 +11,7 @@ from nodewise.install import scheduler_configuration_fields, scheduler_versions,
 from nodewise.install.scheduler_configuration_fields import KIND
 from nodewise.install.scheduler_versions import IgnoredFlag, SchedulerVersion
 from nodewise.install.yaml_editor import Document
+from nodewise.kube import yaml_writer
 
 BUILTIN_NAME: Final = "the built-in template"
 _VERSION_PLACEHOLDER: Final = "XVERSIONX"
@@ -106,7 +107,7 @@ def render_builtin_configuration(value: Mapping[str, Any], context: RenderContex
     for entry in configuration["extenders"]:
         _set_entry_defaults(entry, context)
     _check_configuration(configuration, BUILTIN_NAME, context, extenders_needed=True)
-    data = yaml_editor.dump_yaml(configuration).encode()
+    data = yaml_writer.dump(configuration).encode()
     return RenderedConfiguration(data, configuration, conflicts, carried)
 
 

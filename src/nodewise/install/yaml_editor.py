@@ -99,31 +99,6 @@ def rewrite_document(document: Document, expected: Any) -> bytes:
     return text_after if same else _raise_yaml_edit_error(document)
 
 
-class _Dumper(yaml.SafeDumper):
-    """Writes multi-line strings as blocks, no anchors, and in quotes what PyYAML or Kubernetes read otherwise."""
-
-    yaml_implicit_resolvers = {  # noqa: RUF012 - PyYAML's way
-        start: [*types, *KubernetesLoader.yaml_implicit_resolvers.get(start, [])]
-        for start, types in yaml.SafeDumper.yaml_implicit_resolvers.items()
-    }
-
-    def ignore_aliases(self, data: Any) -> bool:  # noqa: ARG002 - PyYAML's own
-        return True
-
-
-_Dumper.add_representer(
-    str,
-    lambda dumper, value: dumper.represent_scalar(
-        "tag:yaml.org,2002:str", value, style="|" if "\n" in value else None
-    ),
-)
-
-
-def dump_yaml(value: Any) -> str:
-    """A value as YAML text."""
-    return yaml.dump(value, Dumper=_Dumper, sort_keys=False, width=1000)
-
-
 def exact_comparison_text(value: Any) -> str:
     """A text that is equal for equal values only: 1 differs from true, and the order of keys does not count."""
     if isinstance(value, dict):

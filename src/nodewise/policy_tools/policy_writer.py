@@ -6,10 +6,9 @@ import textwrap
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple
 
-import yaml
-
 from nodewise.base import clock, quantity
 from nodewise.base.errors import visible
+from nodewise.kube import yaml_writer
 from nodewise.kube.object_files import DEFAULT_NAMESPACE
 
 if TYPE_CHECKING:  # a conversion needs no values of metrics, and so no arrays
@@ -17,51 +16,12 @@ if TYPE_CHECKING:  # a conversion needs no values of metrics, and so no arrays
     from nodewise.metrics.metrics_source import MetricRequest
     from nodewise.metrics.series import Series
 
-_PLAIN: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_./-]*")
-_NOT_STRINGS: Final = frozenset({"y", "yes", "n", "no", "true", "false", "on", "off", "null", "nan", "inf"})
-"""Plain scalars, in lower case, that parsers of YAML 1.1 or 1.2 do not read as strings."""
 _WIDTH: Final = 100  # of the text of a comment
-
-
-class _Dumper(yaml.SafeDumper):
-    """Writes a text of several printable lines as a block, and another one in quotes unless `scalar` writes none. In
-    quotes, characters that are not printable are escaped, such as changes of the writing direction.
-    """
-
-    def ignore_aliases(self, data: Any) -> bool:  # noqa: ARG002 - PyYAML's own
-        return True
-
-    def represent_text(self, text: str) -> yaml.Node:
-        is_block = "\n" in text and text.replace("\n", "").isprintable()
-        style = "|" if is_block else None if _is_plain(text) else '"'
-        return self.represent_scalar("tag:yaml.org,2002:str", text, style)
-
-    def write_double_quoted(self, text: str, split: bool = True) -> None:
-        self.allow_unicode = text.isprintable()
-        super().write_double_quoted(text, split)
-        self.allow_unicode = True
-
-
-_Dumper.add_representer(str, _Dumper.represent_text)
 
 
 def format_policy(document: Mapping[str, Any], comments: Sequence[str] = ()) -> str:
     """One YAML document, with its comments at the top and without `---`."""
-    text = yaml.dump(document, Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=math.inf)
-    return "".join(f"{line}\n" for line in _comment_lines(comments)) + text
-
-
-def scalar(text: str) -> str:
-    """A text in one line, in quotes unless every parser reads it as a string."""
-    if _is_plain(text):
-        return text
-    return yaml.safe_dump(text, default_style='"', allow_unicode=text.isprintable(), width=math.inf).rstrip(
-        "\n"
-    )
-
-
-def _is_plain(text: str) -> bool:
-    return bool(_PLAIN.fullmatch(text)) and text.lower() not in _NOT_STRINGS
+    return "".join(f"{line}\n" for line in _comment_lines(comments)) + yaml_writer.dump(document)
 
 
 POLICY_FILE: Final = "policy.yaml"
@@ -164,9 +124,9 @@ def policy_lines(
     yield "apiVersion: nodewise.io/v1alpha1"
     yield f"kind: {'Cluster' if policy.is_cluster_wide else ''}PlacementPolicy"
     yield "metadata:"
-    yield f"  name: {scalar(policy.name)}"
+    yield f"  name: {yaml_writer.scalar(policy.name)}"
     if policy.namespace and not policy.is_cluster_wide:
-        yield f"  namespace: {scalar(policy.namespace)}"
+        yield f"  namespace: {yaml_writer.scalar(policy.namespace)}"
     yield "spec:"
     yield from _spec_lines(policy)
     yield "  avoid:"
@@ -192,7 +152,7 @@ def _spec_lines(policy: NewPolicy) -> Iterator[str]:
     if policy.guard:
         yield "  # The policy steps back to the mode Shadow while it rejects a larger share of all nodes."
         yield "  guard:"
-        yield from (f"    {key}: {scalar(value)}" for key, value in policy.guard.items())
+        yield from (f"    {key}: {yaml_writer.scalar(value)}" for key, value in policy.guard.items())
     yield from _ENFORCEMENT_LINES[policy.enforcement]
 
 
@@ -206,7 +166,9 @@ def _selector_lines(field: str, labels: Mapping[str, str]) -> Iterator[str]:
     yield f"  {field}:{'' if labels else ' {}'}"
     if labels:
         yield "    matchLabels:"
-        yield from (f"      {scalar(key)}: {scalar(value)}" for key, value in labels.items())
+        yield from (
+            f"      {yaml_writer.scalar(key)}: {yaml_writer.scalar(value)}" for key, value in labels.items()
+        )
 
 
 def _rule_lines(rule: NewRule, current: CurrentValues | None) -> Iterator[str]:
@@ -215,7 +177,11 @@ def _rule_lines(rule: NewRule, current: CurrentValues | None) -> Iterator[str]:
     if current is not None:
         nodes = _rejected_nodes(current.distribution, rule.direction, quantity.parse(rule.threshold))
         yield f"  # {nodes}"
-    yield f"  - query: {scalar(request.query)}" if request.query else f"  - metric: {scalar(request.metric)}"
+    yield (
+        f"  - query: {yaml_writer.scalar(request.query)}"
+        if request.query
+        else f"  - metric: {yaml_writer.scalar(request.metric)}"
+    )
     if request.aggregate:
         yield f"    aggregate: {request.aggregate}  # of several values of one node"
     yield f"    {rule.direction}: {_written_value(rule.threshold)}"

@@ -13,6 +13,7 @@ import nodewise
 from nodewise.base.errors import BadSettings
 from nodewise.cli.configure import command, platform_modes
 from nodewise.install import platform_manifests
+from nodewise.kube import object_files
 
 DEPLOY = Path(__file__).parents[3] / "deploy"
 VERSION = "--kubernetes-version=1.36"
@@ -175,6 +176,32 @@ def test_namespace_and_account_of_parts_are_options() -> None:
     }
     assert "system:serviceaccount:mine:sun'" in text
     assert not re.search(r'"(name|policyName|namespace)": "nodewise', text)
+
+
+NAMES_LIKE_OTHER_TYPES = ["y", "no", "null", "1e3", "0x1"]
+"""Valid names that a parser of YAML reads as a value of another type if they have no quotes."""
+
+
+@pytest.mark.parametrize("name", NAMES_LIKE_OTHER_TYPES)
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["manifests", *platform_manifests.PARTS, "-n", "NAME", "--name", "NAME"],
+        ["--mode=native", VERSION, "--namespace=NAME", "--image=NAME"],
+        ["--mode=second-scheduler", VERSION, "--namespace=NAME", "--scheduler-name=NAME"],
+        ["render-scheduler", "--scheduler-name=NAME", "--ca=a", "--cert=b", "--key=c"],
+    ],
+    ids=lambda words: words[0],
+)
+def test_names_stay_texts(name: str, words: list[str]) -> None:
+    def documents(own: str) -> list[str]:
+        done = CliRunner().invoke(command, [word.replace("NAME", own) for word in words])
+        assert done.exit_code == 0, done.output
+        documents = object_files.split_documents(done.stdout_bytes, "stdout")
+        # files of a ConfigMap are texts with quotes of their own
+        return [document.decode().replace(f"'{own}'", own) for _, document in documents]
+
+    assert documents(name) == [text.replace("zqname", name) for text in documents("zqname")]
 
 
 def test_a_part_that_does_not_exist_is_refused_with_the_closest_one() -> None:

@@ -89,14 +89,3 @@ def test_all_that_is_put_in_can_be_taken_out_to_the_byte(minor, style):
     assert (
         yaml_editor.rewrite_document(again.document, scheduler_static_pod.remove_configuration(again)) == old
     )
-
-
-@given(
-    st.sampled_from(
-        ["y", "N", "1e3", "0o7", "on", "2026-11-30", "1:30", "=", "x", "1.5", "null", "<<", ".5e1"]
-    )
-)
-def test_written_texts_are_texts_for_kubernetes_and_pyyaml(text):
-    written = yaml_editor.dump_yaml({"a": text, text: [True, 1, 1.5, None]})
-    assert yaml.load(written, yaml.CSafeLoader) == {"a": text, text: [True, 1, 1.5, None]}
-    assert yaml_editor.parse_document(written.encode(), "t").value == {"a": text, text: [True, 1, 1.5, None]}

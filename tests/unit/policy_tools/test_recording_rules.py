@@ -281,12 +281,3 @@ def test_queries_that_prometheus_has_not_parsed_are_warned_of(tmp_path: Path) ->
 def test_texts_of_several_lines_survive_yaml(text: str) -> None:
     actual = yaml.load(policy_writer.format_policy({"a": {"b": text}, "c": [text]}), yaml.CSafeLoader)
     assert actual == {"a": {"b": text}, "c": [text]}
-
-
-@pytest.mark.parametrize("text", ["a\u202eb", "a\n\u202eb", "\u200b", "a\x85b", "\x1b[31m"])
-def test_yaml_has_escapes_of_characters_that_are_not_printable(text: str) -> None:
-    written = policy_writer.format_policy({"a": text, "b": "grün\nä"})
-    assert written.replace("\n", "").isprintable()
-    assert written.endswith("b: |-\n  grün\n  ä\n")
-    assert policy_writer.scalar(text).isprintable()
-    assert yaml.load(policy_writer.scalar(text), yaml.CSafeLoader) == text

@@ -17,7 +17,7 @@ would be missing. It does not escape the separators U+2028 and U+2029, which end
 
 {{- define "nodewise.labels" -}}
 app.kubernetes.io/name: nodewise
-app.kubernetes.io/instance: {{ .Release.Name }}
+app.kubernetes.io/instance: {{ .Release.Name | quote }}
 app.kubernetes.io/version: {{ .Chart.AppVersion | quote }}
 app.kubernetes.io/managed-by: {{ .Release.Service }}
 helm.sh/chart: {{ .Chart.Name }}-{{ .Chart.Version }}
@@ -26,7 +26,7 @@ helm.sh/chart: {{ .Chart.Name }}-{{ .Chart.Version }}
 {{/* What never changes, and so may stand in a selector. Call with (dict "root" $ "part" "extender"). */}}
 {{- define "nodewise.selector" -}}
 app.kubernetes.io/name: nodewise
-app.kubernetes.io/instance: {{ .root.Release.Name }}
+app.kubernetes.io/instance: {{ .root.Release.Name | quote }}
 app.kubernetes.io/component: {{ .part }}
 {{- end }}
 
@@ -151,31 +151,31 @@ imagePullSecrets: {{ include "nodewise.yaml" . | nindent 2 }}
 apiVersion: rbac.authorization.k8s.io/v1
 kind: RoleBinding
 metadata:
-  name: {{ .name }}
-  namespace: {{ .in | default .namespace }}
+  name: {{ .name | quote }}
+  namespace: {{ .in | default .namespace | quote }}
   labels: {{- include "nodewise.labels" .root | nindent 4 }}
-roleRef: {apiGroup: rbac.authorization.k8s.io, kind: Role, name: {{ .name }}}
+roleRef: {apiGroup: rbac.authorization.k8s.io, kind: Role, name: {{ .name | quote }}}
 subjects:
-- {kind: ServiceAccount, name: {{ .account }}, namespace: {{ .namespace }}}
+- {kind: ServiceAccount, name: {{ .account | quote }}, namespace: {{ .namespace | quote }}}
 {{- end }}
 
 {{- define "nodewise.clusterBinding" }}
 apiVersion: rbac.authorization.k8s.io/v1
 kind: ClusterRoleBinding
 metadata:
-  name: {{ .name }}
+  name: {{ .name | quote }}
   labels: {{- include "nodewise.labels" .root | nindent 4 }}
-roleRef: {apiGroup: rbac.authorization.k8s.io, kind: ClusterRole, name: {{ .name }}}
+roleRef: {apiGroup: rbac.authorization.k8s.io, kind: ClusterRole, name: {{ .name | quote }}}
 subjects:
-- {kind: ServiceAccount, name: {{ .account }}, namespace: {{ .namespace }}}
+- {kind: ServiceAccount, name: {{ .account | quote }}, namespace: {{ .namespace | quote }}}
 {{- end }}
 
 {{- define "nodewise.account" }}
 apiVersion: v1
 kind: ServiceAccount
 metadata:
-  name: {{ .name }}
-  namespace: {{ .namespace }}
+  name: {{ .name | quote }}
+  namespace: {{ .namespace | quote }}
   labels: {{- include "nodewise.labels" .root | nindent 4 }}
 {{- end }}
 
@@ -190,10 +190,10 @@ apiVersion: kubescheduler.config.k8s.io/v1
 kind: KubeSchedulerConfiguration
 leaderElection:
   leaderElect: true
-  resourceName: {{ .Values.scheduler.name }}
-  resourceNamespace: {{ .Release.Namespace }}
+  resourceName: {{ .Values.scheduler.name | quote }}
+  resourceNamespace: {{ .Release.Namespace | quote }}
 profiles:
-- schedulerName: {{ .Values.scheduler.name }}
+- schedulerName: {{ .Values.scheduler.name | quote }}
 extenders:
 {{- range $agent := splitList "," (include "nodewise.agents" .) }}
 - urlPrefix: https://{{ $.Values.name }}.{{ $.Release.Namespace }}.svc:{{ $.Values.service.port }}/agents/{{ $agent }}

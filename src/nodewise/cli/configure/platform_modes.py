@@ -12,11 +12,11 @@ import msgspec
 import nodewise
 from nodewise.base.errors import BadInput, BadSettings, NodewiseError, Problem
 from nodewise.cli.configure.options import NATIVE, SECOND, SECOND_SCHEDULER_NAME, ConfigureOptions
-from nodewise.install import platform_manifests, scheduler_configuration, scheduler_versions, yaml_editor
+from nodewise.install import platform_manifests, scheduler_configuration, scheduler_versions
 from nodewise.install.platform_manifests import PLATFORMS, Platform
 from nodewise.install.scheduler_configuration import AgentRole, EntryFiles, SchedulerOptions
 from nodewise.install.scheduler_versions import SchedulerVersion
-from nodewise.kube import object_files
+from nodewise.kube import object_files, yaml_writer
 from nodewise.kube.api_client_creation import open_api
 from nodewise.kube.kubeconfig import KubeOptions
 
@@ -87,7 +87,7 @@ def _print_second_scheduler(
     if options.output == "json":
         click.echo(msgspec.json.encode({"apiVersion": "v1", "kind": "List", "items": objects}))
     else:
-        click.echo("---\n".join(map(yaml_editor.dump_yaml, objects)), nl=False)
+        click.echo(yaml_writer.dump_all(objects), nl=False)
     click.echo(
         f"Pods choose it with schedulerName: {name}. Policies need deploy/crds applied first.", err=True
     )

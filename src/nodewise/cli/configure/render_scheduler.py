@@ -4,7 +4,6 @@ from typing import Annotated, Literal
 
 import click
 import msgspec
-import yaml
 
 from nodewise.base.option import Option
 from nodewise.cli import agent_selection, terminal_output
@@ -14,6 +13,7 @@ from nodewise.cli.parameter_types import AgentNames
 from nodewise.cli.setting_declarations import CommandOptions
 from nodewise.install import scheduler_configuration
 from nodewise.install.scheduler_configuration import EntryFiles, SchedulerOptions
+from nodewise.kube import yaml_writer
 from nodewise.observe import logs
 
 
@@ -116,4 +116,4 @@ def command(command_line: CommandLine) -> None:
     if render_options.output == "json":
         click.echo(msgspec.json.encode(configuration))
         return
-    click.echo(yaml.safe_dump(configuration, sort_keys=False), nl=False)
+    click.echo(yaml_writer.dump(configuration), nl=False)

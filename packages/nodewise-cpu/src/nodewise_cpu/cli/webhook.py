@@ -12,6 +12,7 @@ import click
 
 from nodewise.base.errors import BadSettings, shown
 from nodewise.cli.parameter_types import Duration
+from nodewise.kube import yaml_writer
 from nodewise.observe import logs
 from nodewise.observe.metrics_registry import MetricsRegistry
 from nodewise.server.application import Application
@@ -124,7 +125,7 @@ def run(options: WebhookOptions) -> None:
         )
         if made is None:
             click.echo(_UNTRUSTED.format(secret=manifests.SECRET), nl=False)
-        click.echo(manifests.format_yaml(manifests.objects(installation, made)), nl=False)
+        click.echo(yaml_writer.dump_all(manifests.objects(installation, made)), nl=False)
     else:
         common_options.start_cmk_logging(repeats=True)
         asyncio.run(_serve_webhook(options, any_client=any_client))

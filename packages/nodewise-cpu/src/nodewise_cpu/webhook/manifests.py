@@ -14,6 +14,7 @@ from cryptography import x509
 from cryptography.hazmat.primitives import serialization
 
 import nodewise
+from nodewise.kube import yaml_writer
 from nodewise.tls.x509_certificates import (
     UNREADABLE_CERTIFICATE,
     UNREADABLE_EXTENSIONS,
@@ -109,8 +110,8 @@ def admission_configuration_files(
     config = {"apiVersion": "v1", "kind": "Config", "users": [{"name": host, "user": user}]}
     comment = f"# kube-apiserver --admission-control-config-file={folder}/{ADMISSION_CONFIGURATION}\n"
     return {
-        ADMISSION_CONFIGURATION: comment + yaml.safe_dump(configuration, sort_keys=False),
-        KUBECONFIG: yaml.safe_dump(config, sort_keys=False),
+        ADMISSION_CONFIGURATION: comment + yaml_writer.dump(configuration),
+        KUBECONFIG: yaml_writer.dump(config),
     }
 
 
@@ -227,23 +228,6 @@ def sort_in_creation_order(created: Sequence[Object], existing: Object | None) -
 def _client_config(registration: Object | None) -> Mapping[str, Any]:
     hooks = (registration or {}).get("webhooks") or [{}]
     return hooks[0].get("clientConfig") or {}
-
-
-class _Blocks(yaml.SafeDumper):
-    """A YAML dumper that writes texts of several lines as blocks."""
-
-
-_Blocks.add_representer(
-    str,
-    lambda dumper, text: dumper.represent_scalar(
-        "tag:yaml.org,2002:str", text, style="|" if "\n" in text else None
-    ),
-)
-
-
-def format_yaml(made: Sequence[Object]) -> str:
-    """The objects as YAML documents."""
-    return yaml.dump_all(made, Dumper=_Blocks, sort_keys=False)
 
 
 def _make_object(
