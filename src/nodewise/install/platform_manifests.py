@@ -329,12 +329,28 @@ def _kubeadm_files(platform: Platform, value: Mapping[str, Any]) -> Files:
 
 def _kind_files(platform: Platform, value: Mapping[str, Any]) -> Files:
     """Files for kind, with patches in both versions: kind uses those of the version that the node image requires."""
+    folder = f"{platform.folder}/patches"
     patches = [
         yaml_writer.dump(document)
         for version in _KUBEADM_VERSIONS
-        for document in _kubeadm_documents(platform, version, f"{platform.folder}/patches")
+        for document in _kubeadm_documents(platform, version, folder)
     ]
-    node = {"role": "control-plane", "extraMounts": [{"hostPath": ".", "containerPath": platform.folder}]}
+    # of a node: `kubeadm join` of a worker, which does not mount the folder, would fail
+    join_patches = [
+        yaml_writer.dump(
+            {
+                "apiVersion": f"kubeadm.k8s.io/{version}",
+                "kind": "JoinConfiguration",
+                "patches": {"directory": folder},
+            }
+        )
+        for version in _KUBEADM_VERSIONS
+    ]
+    node = {
+        "role": "control-plane",
+        "extraMounts": [{"hostPath": ".", "containerPath": platform.folder}],
+        "kubeadmConfigPatches": join_patches,
+    }
     cluster = {
         "kind": "Cluster",
         "apiVersion": "kind.x-k8s.io/v1alpha4",

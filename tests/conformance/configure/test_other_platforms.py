@@ -210,7 +210,17 @@ def test_kind(host):
         assert actual == args
         init = configurations[f"kubeadm.k8s.io/{version}", "InitConfiguration"]
         assert init["patches"] == {"directory": "/nodewise/patches"}
-    assert cluster["nodes"][0]["extraMounts"] == [{"hostPath": ".", "containerPath": "/nodewise"}]
+    control_plane, worker = cluster["nodes"]
+    assert control_plane["extraMounts"] == [{"hostPath": ".", "containerPath": "/nodewise"}]
+    assert [yaml.load(text, yaml.CSafeLoader) for text in control_plane["kubeadmConfigPatches"]] == [
+        {
+            "apiVersion": f"kubeadm.k8s.io/{version}",
+            "kind": "JoinConfiguration",
+            "patches": {"directory": "/nodewise/patches"},
+        }
+        for version in ("v1beta3", "v1beta4")
+    ], "for copies of the entry: further control planes join"
+    assert worker == {"role": "worker"}, "it does not mount the folder"
 
 
 def test_cluster_api(host):
