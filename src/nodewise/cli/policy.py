@@ -221,7 +221,10 @@ def _prometheus_facts(
     from nodewise.observe.metrics_registry import MetricsRegistry
 
     specs = [msgspec.json.decode(entry.data).get("spec") for entry in policies]
-    labels = {(query, label) for spec in specs for _, label, query in device_rules(spec)}
+    labels: dict[str, set[str]] = {}
+    for spec in specs:
+        for _, label, query in device_rules(spec):
+            labels.setdefault(query, set()).add(label)
     queries = dict.fromkeys(rule["query"] for spec in specs for _, rule in rules_with_query("spec", spec))
 
     async def ask() -> tuple[dict[str, str], set[str], dict[str, set[str]]]:
@@ -234,10 +237,10 @@ def _prometheus_facts(
             try:
                 client = PrometheusClient(connection, options.prometheus_timeout_s)
                 errors |= {query: error for query in queries if (error := await client.parse_error(query))}
-                for query, label in labels:
+                for query, expected in labels.items():
                     if query not in errors:
                         result_labels.setdefault(query, set()).update(
-                            await _result_labels(client, query, label)
+                            await _result_labels(client, query, expected)
                         )
                 try:
                     own_names = await client.metric_names(time.time() - _NAMES_RANGE_S)
@@ -256,19 +259,22 @@ def _prometheus_facts(
     return PrometheusFacts(options.prometheus_node_label, *asyncio.run(ask()))
 
 
-async def _result_labels(client: "PrometheusClient", query: str, label: str) -> set[str]:
-    """The labels of some results of a query, and the one that is looked for if any result has it or may have it."""
+async def _result_labels(client: "PrometheusClient", query: str, labels: Iterable[str]) -> set[str]:
+    """The labels of some results of a query, and those of `labels` that any result has or may have."""
     from nodewise.metrics.prometheus.query_responses import newest_values  # start-up time
 
     queries = [f"topk(20, {query}\n)"]
-    if _LABEL_NAME.fullmatch(label):
-        queries.append(f"bottomk(2, count by ({label}) ({query}\n))")
+    queries += [
+        f"bottomk(2, count by ({label}) ({query}\n))"
+        for label in sorted(labels)
+        if _LABEL_NAME.fullmatch(label)
+    ]
     names: set[str] = set()
     try:
         for each in queries:
             names.update(*(value.labels for value in newest_values(await client.query(each))))
     except NodewiseError:  # lint names invalid queries, and missing values are no problem of the policy
-        return {label}
+        return set(labels)
     return names - {"__name__"}
 
 

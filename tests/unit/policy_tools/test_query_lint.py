@@ -210,6 +210,22 @@ def test_query_of_a_device_rule_keeps_the_label_of_the_device(query: str, expect
     assert [note.field for note in query_lint.check_queries(spec).notes] == expected
 
 
+def test_results_of_a_query_are_requested_once_for_all_device_labels(lint: Lint) -> None:
+    queries: list[str] = []
+
+    def respond(request: httpx2.Request) -> httpx2.Response:
+        if request.url.path != "/api/v1/query":
+            return httpx2.Response(403, text="forbidden")
+        queries.append(str(request.url.params.get("query") or request.read()))
+        return vector({"metric": {"node": "a", "UUID": "0"}, "value": [1_700_000_000, "1"]})
+
+    rule = "metric: xid, above: 0, driver: gpu.example.com, deviceLabel:"
+    rules = ", ".join(f"{{{rule} {label}}}" for label in ("UUID", "gpu", "UUID"))
+    done = lint(respond, f"deviceTaints: [{rules}]", "prometheus.example")
+    assert [text.count("topk") for text in queries].count(1) == 1, queries
+    assert done.stdout.count("deviceLabel: found") == 1, done.stdout
+
+
 @pytest.mark.parametrize("is_known", [True, False])
 def test_label_that_a_second_prometheus_may_have_is_not_noted(lint: Lint, is_known: bool) -> None:
     """The second one does not answer the queries for labels."""
