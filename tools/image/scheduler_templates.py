@@ -5,8 +5,9 @@ from typing import Final
 
 from nodewise.cli import agent_selection
 from nodewise.cli.agent_selection import agent_role_in_extender_entry
-from nodewise.install import scheduler_configuration, scheduler_static_pod, yaml_editor
+from nodewise.install import scheduler_configuration, scheduler_static_pod
 from nodewise.install.scheduler_configuration import EntryFiles, SchedulerOptions
+from nodewise.kube import yaml_writer
 from tools.image import image_constants
 
 _URL: Final = "https://nodewise.nodewise.svc:9001"
@@ -39,7 +40,7 @@ def template(agents: str) -> str:
     )
     for entry in configuration["extenders"]:
         del entry["tlsConfig"]["caFile"]
-    return yaml_editor.dump_yaml({**configuration, "apiVersion": _API})
+    return yaml_writer.dump({**configuration, "apiVersion": _API})
 
 
 def write(root: Path) -> None:

@@ -229,7 +229,7 @@ class SeriesMatch(NamedTuple):
         )
 
 
-def match_series(
+def match_series(  # complexity: steps in order, each with its pauses
     names: NodeNames, invalid: tuple[str, ...], table: DeviceTable, driver: str, attribute: str
 ) -> Generator[None, None, SeriesMatch]:
     """Match the names of samples, and those of series without a valid value, with the devices of a driver."""
