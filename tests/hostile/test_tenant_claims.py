@@ -9,8 +9,12 @@ import numpy as np
 import pytest
 
 from nodewise.agent import Names, NodeIndex
+from nodewise.agents.gpu.agent import GpuAgent
 from nodewise.agents.gpu.gpu_pod_fields import RequestedGpuPod
+from nodewise.agents.gpu.options import GpuOptions
+from nodewise.agents.gpu.vendor_resource_names import GENERIC
 from nodewise.devices import resource_claims
+from nodewise.devices.device_allocation import Prediction, predict_devices
 from nodewise.devices.device_selectors import device_matches
 from nodewise.devices.resource_claims import ResourceClaim, ResourceClaimObject
 from nodewise.devices.resource_slices import Device
@@ -66,6 +70,33 @@ def test_selector_that_is_too_long_to_compile_is_unknown() -> None:
     device = Device(driver="d", pool="p", name="a")
     assert device_matches("true", device) is True
     assert device_matches("true" + " " * 3_000, device) is None
+
+
+@pytest.mark.parametrize("is_serving", [True, False])
+def test_claim_whose_search_is_too_long_is_searched_on_few_nodes(
+    monkeypatch: pytest.MonkeyPatch, is_serving: bool
+) -> None:
+    """Ten requests for nine devices: the search would try their permutations on each node."""
+    names = [f"n{at}" for at in range(50)]
+    requests = (device_objects.request(f"r{at}") for at in range(10))
+    long, small = device_objects.claim("long", *requests), claim("small")
+    cluster = Cluster("pack", *(slices(name, 9) for name in names), long, small, nodes=len(names))
+    if not is_serving:
+        cluster.agent = GpuAgent(GpuOptions(gpu_placement="pack"), GENERIC)
+    searches: list[Prediction] = []
+
+    def count_search(*arguments: Any) -> Prediction:
+        searches.append(predict_devices(*arguments))
+        return searches[-1]
+
+    monkeypatch.setattr("nodewise.agents.gpu.device_placement.predict_devices", count_search)
+    points, details = cluster.decide(pod("p", "long"))
+    assert len(set(points)) == 1
+    assert len(searches) <= 10
+    assert "the search takes more than 4000 steps" in details[0]
+    if not is_serving:
+        assert "the search takes more than 4000 steps on 8 other nodes" in details[-1]
+    assert "gpu: gpu-0" in cluster.decide(pod("q", "small"))[1][-1]
 
 
 def test_claim_of_another_namespace_is_not_used() -> None:

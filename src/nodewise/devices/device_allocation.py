@@ -95,6 +95,8 @@ class SearchBudget:
 
     def __init__(self, steps: int) -> None:
         self.left = steps
+        self.long_searches = 0
+        """How many searches took more than `MOST_STEPS`."""
 
 
 Prediction = tuple[PredictedDevice, ...] | NotPredicted | None
@@ -295,6 +297,7 @@ class _Search:
         self._steps += steps
         self._budget.left -= steps
         if self._steps > MOST_STEPS or self._budget.left < 0:
+            self._budget.long_searches += self._steps > MOST_STEPS
             raise _UnknownResultError(f"the search takes more than {MOST_STEPS} steps")
 
     def _usable(  # complexity: one branch for each condition

@@ -53,6 +53,9 @@ MOST_STEPS: Final = 6_000
 have no points until the next pod with this request."""
 MOST_STEPS_OF_COMMANDS: Final = 600_000
 """The same for a command, whose pods wait for no scheduler: all of 5,000 nodes with 40 devices, in about 10 s."""
+_MOST_LONG_SEARCHES: Final = 8
+"""Searches for one pod that may end without a result because they are too long. Further nodes are not examined:
+tenants can write claims whose search is too long on every node, and each takes 40 ms."""
 _EXPECTED_S: Final = 10.0
 """After this time an allocation or node that was not seen does not count."""
 _MOST_NETWORK_CHECKS: Final = 2_048
@@ -293,6 +296,7 @@ class DevicePredictions:
         stale = columns[devices.versions[columns] != known.versions[columns]]
         stale = stale[stale < len(devices.nodes)]
         budget, expected = SearchBudget(most_steps), self._expected_by_node()
+        not_examined = _NOT_EXAMINED
         predicted_below = {devices.columns.get(name) for name in expected}
         for column in stale.tolist():
             if column in predicted_below:
@@ -303,8 +307,11 @@ class DevicePredictions:
                 break
             known.codes[column] = known.code(result)
             known.versions[column] = devices.versions[column]
+            if budget.long_searches == _MOST_LONG_SEARCHES:
+                not_examined = f"{result} on {_MOST_LONG_SEARCHES} other nodes"
+                break
         codes = known.codes[columns]
-        codes[devices.versions[columns] != known.versions[columns]] = known.code(_NOT_EXAMINED)
+        codes[devices.versions[columns] != known.versions[columns]] = known.code(not_examined)
         codes[_lacks_allocation(demand, devices, columns)] = known.code(_ON_OTHER_NODES)
         before = CandidateGpus(devices.layout, columns)
         if expected:
