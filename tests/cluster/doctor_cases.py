@@ -637,6 +637,14 @@ DOCTOR_CASES: Final = (
         ("manifests doctor",),
     ),
     DoctorCase(
+        "plugin-name-misspelt",
+        "a misspelt plugin is disabled",
+        misconfigurations.configured(misconfigurations.misspelt_plugin),
+        "configuration-",
+        (),
+        follow=followed_remedies.correct_plugin,
+    ),
+    DoctorCase(
         "scheduler-configuration-refused",
         "a misspelt field of an entry",
         misconfigurations.entry(nodeCacheCapabel=True),

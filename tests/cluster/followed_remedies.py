@@ -116,6 +116,10 @@ def upgrade_configuration(cluster: HealthyCluster, _: ReadRemedy) -> None:
     cluster.config["apiVersion"] = "kubescheduler.config.k8s.io/v1"
 
 
+def correct_plugin(cluster: HealthyCluster, _: ReadRemedy) -> None:
+    cluster.config["profiles"][0]["plugins"]["score"]["disabled"] = [{"name": "ImageLocality"}]
+
+
 def correct_address(cluster: HealthyCluster, _: ReadRemedy) -> None:
     entry(cluster)["urlPrefix"] = f"{cluster.replicas[0].url}/scheduler"
 

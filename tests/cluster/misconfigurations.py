@@ -238,6 +238,10 @@ def load_aware_beside_ours(cluster: HealthyCluster, config: Object, entry: Objec
     config["profiles"][0]["plugins"] = plugins
 
 
+def misspelt_plugin(cluster: HealthyCluster, config: Object, entry: Object) -> None:
+    config["profiles"][0]["plugins"] = {"score": {"disabled": [{"name": "ImageLocallity"}]}}
+
+
 def load_aware(cluster: HealthyCluster, config: Object, entry: Object) -> None:
     enabled = [{"name": "TargetLoadPacking", "weight": 5}, {"name": "LowRiskOverCommitment", "weight": 5}]
     config["profiles"][0]["plugins"] = {"score": {"enabled": enabled}}

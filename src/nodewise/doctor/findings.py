@@ -44,6 +44,11 @@ CATALOGUE: Final[Mapping[str, FindingKind]] = {
         "correct what is found: kube-scheduler does not start with unknown fields, duplicate keys or values of"
         " another type",
     ),
+    "plugin-name-misspelt": FindingKind(
+        "warning",
+        "kube-scheduler's configuration disables or configures a plugin that does not exist",
+        "correct the name of the plugin: kube-scheduler ignores the entry",
+    ),
     "names-not-used": FindingKind(
         "warning",
         "kube-scheduler sends whole nodes with each call",

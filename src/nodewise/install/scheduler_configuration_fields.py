@@ -12,7 +12,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
-from nodewise.base.errors import Problem, did_you_mean, shown
+from nodewise.base.errors import Problem, closest_names, did_you_mean, shown
 from nodewise.install.scheduler_versions import GROUP, SchedulerVersion
 
 KIND: Final = "KubeSchedulerConfiguration"
@@ -89,6 +89,38 @@ _EXPECTED: Final = {
 _REMOVED_PLUGINS: Final = frozenset({"AzureDiskLimits", "CinderLimits", "EBSLimits", "GCEPDLimits"})
 _FIRST_WITHOUT_PLUGINS: Final = 31
 """First minor version without these plugins."""
+_PLUGINS: Final = _REMOVED_PLUGINS | frozenset(
+    [
+        "DefaultBinder",
+        "DefaultPreemption",
+        "DeferredPodScheduling",
+        "DynamicResources",
+        "GangScheduling",
+        "ImageLocality",
+        "InterPodAffinity",
+        "NodeAffinity",
+        "NodeDeclaredFeatures",
+        "NodeName",
+        "NodePorts",
+        "NodeResourcesBalancedAllocation",
+        "NodeResourcesFit",
+        "NodeUnschedulable",
+        "NodeVolumeLimits",
+        "PodGroupPodsCount",
+        "PodTopologySpread",
+        "PrioritySort",
+        "SchedulingGates",
+        "SelectorSpread",
+        "TaintToleration",
+        "TopologyPlacementGenerator",
+        "VolumeBinding",
+        "VolumeRestrictions",
+        "VolumeZone",
+    ]
+)
+"""The plugins of kube-scheduler 1.27 to 1.37. Source: `pkg/scheduler/framework/plugins/names/names.go`."""
+_SIMILAR: Final = 0.85
+"""Of a misspelt plugin. Names of others are as similar as 0.8: Coscheduling and GangScheduling."""
 _RESOURCE_NAME: Final = re.compile(
     r"(?=.{1,253}/)[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*/"
     r"(?=.{1,63}\Z)[A-Za-z0-9]([-A-Za-z0-9_.]*[A-Za-z0-9])?"
@@ -227,6 +259,38 @@ def _check_profile(profile: Mapping[str, Any], path: str, version: SchedulerVers
     for name, count in Counter(item.get("name") or "" for item in _objects(profile, "pluginConfig")).items():
         if count > 1:
             yield Problem(f"{path}pluginConfig", f"{count} of the plugin {shown(name)}", "one entry")
+
+
+def list_plugins_without_effect(  # complexity: profiles, extension points and their entries
+    document: Mapping[str, Any],
+) -> list[Problem]:
+    """Misspelt plugins that a profile disables or configures, in a document without `list_problems`. kube-scheduler
+    ignores them. Plugins that the profile enables exist in a kube-scheduler with plugins of others.
+    """
+    problems: list[Problem] = []
+    for at, profile in enumerate(_objects(document, "profiles")):
+        plugins = {
+            point: plugin_set
+            for point, plugin_set in (profile.get("plugins") or {}).items()
+            if point in _FIELDS["Plugins"] and plugin_set
+        }
+        enabled = {item.get("name") for each in plugins.values() for item in _objects(each, "enabled")}
+        named = [
+            (f"plugins.{point}.disabled[{number}].name", item.get("name"))
+            for point, plugin_set in plugins.items()
+            for number, item in enumerate(_objects(plugin_set, "disabled"))
+        ]
+        named += [
+            (f"pluginConfig[{number}].name", item.get("name"))
+            for number, item in enumerate(_objects(profile, "pluginConfig"))
+        ]
+        for path, name in named:
+            if not name or name in _PLUGINS | enabled:
+                continue
+            if similar := closest_names(name, sorted(_PLUGINS), 1, _SIMILAR):
+                actual = f'{shown(name)}, which is no plugin; did you mean "{similar[0]}"?'
+                problems.append(Problem(f"profiles[{at}].{path}", actual, ""))
+    return problems[:_MAX_PROBLEMS]
 
 
 def _check_extenders(extenders: list[Mapping[str, Any]]) -> Iterator[Problem]:

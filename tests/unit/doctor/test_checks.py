@@ -569,6 +569,16 @@ CASES: dict[str, dict[str, Facts]] = {
             f"parallelism: 1\n{yaml.safe_dump(CONFIGURATION)}parallelism: 1"
         ),
     },
+    "plugin-name-misspelt": {
+        "a misspelt plugin is disabled": with_profile_plugins(
+            {"score": {"disabled": [{"name": "NodeResourceFit"}]}}
+        ),
+        "a misspelt plugin is configured": config(
+            profiles=[
+                {"schedulerName": "default-scheduler", "pluginConfig": [{"name": "PodTopologySpreads"}]}
+            ]
+        ),
+    },
     "scheduler-configuration-refused not-looked-at": {
         "no configuration": with_unparsed_configuration(),
     },

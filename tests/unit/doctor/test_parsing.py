@@ -13,7 +13,7 @@ from nodewise.doctor.collectors.rights_and_admission_policies import (
 )
 from nodewise.doctor.collectors.workloads import parse_descheduler_policy, parse_metrics
 from nodewise.doctor.facts import AdmissionPolicy, UnavailableFact
-from nodewise.doctor.parsing import objects
+from nodewise.doctor.parsing import objects, scheduler_configuration
 from nodewise.doctor.parsing.objects import Container, VolumeMount, Workload
 from nodewise.doctor.parsing.scheduler_configuration import (
     ExtenderEntry,
@@ -320,6 +320,27 @@ def test_settings_of_flags_variables_and_file() -> None:
     }
     assert EXTENDER._replace(settings=settings).is_set("no_cluster")
     assert objects.settings_file_path(container) == "/c"
+
+
+@pytest.mark.parametrize(
+    ("profile", "field"),
+    [
+        ({"plugins": {"score": {"disabled": [{"name": "*"}, {"name": "NodeResourceFit"}]}}},
+         "plugins.score.disabled[1].name"),
+        ({"plugins": {"multiPoint": {"disabled": [{"name": "imagelocality"}]}}},
+         "plugins.multiPoint.disabled[0].name"),
+        ({"pluginConfig": [{"name": "NodeAffinty", "args": None}]}, "pluginConfig[0].name"),
+        ({"pluginConfig": [{"name": "NodeResourcesFitPlus"}],
+          "plugins": {"score": {"enabled": [{"name": "NodeResourcesFitPlus"}]}, "filter": None}}, ""),
+        ({"pluginConfig": [{"name": "Coscheduling"}]}, ""),
+        ({"plugins": {"filter": {"disabled": [{"name": "EBSLimits"}, {"name": "VolumeZone"}, None, {}]}}}, ""),
+        ({"plugins": None, "pluginConfig": None}, ""),
+    ],
+)  # fmt: skip
+def test_misspelt_plugins_that_a_profile_disables_or_configures(profile: dict[str, Any], field: str) -> None:
+    problems = scheduler_configuration.list_plugins_without_effect({"profiles": [profile]})
+    assert [problem.partition(":")[0] for problem in problems] == ([f"profiles[0].{field}"] if field else [])
+    assert all("did you mean" in problem for problem in problems)
 
 
 def test_plugins_of_both_versions_of_a_deschedulers_policy() -> None:

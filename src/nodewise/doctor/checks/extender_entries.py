@@ -81,14 +81,14 @@ def create_entry_finding(
     return finding(id_, registration.where, actual, expected, remedy=remedy, command=command)
 
 
-@check("scheduler-configuration-refused")
-def check_configuration_is_accepted(
+@check("scheduler-configuration-refused", "plugin-name-misspelt")
+def check_configuration_is_accepted(  # complexity: what is known of a scheduler, one after another
     registrations: Registrations,  # noqa: ARG001 - declares that every configuration is needed
     schedulers: Schedulers = (),
     cluster_version: SchedulerVersion | None = None,
 ) -> Iterator[Finding]:
-    """Whether kube-scheduler starts with each configuration, by its strict decoder and its validation. Forks contain
-    another version of it, or have a configuration of their own.
+    """Whether kube-scheduler starts with each configuration, by its strict decoder and its validation, and uses all of
+    its plugins. Forks contain another version of it, or have a configuration of their own.
     """
     for scheduler in schedulers:
         containers = scheduler.workload.containers if scheduler.workload else ()
@@ -106,6 +106,11 @@ def check_configuration_is_accepted(
                 "a configuration with which kube-scheduler starts",
             )
             yield finding(id_, scheduler.where, list_first(refusals, _MAX_REFUSALS, "; "), expected)
+        elif isinstance(configuration, SchedulerConfiguration) and configuration.document is not None:
+            misspelt = scheduler_configuration.list_plugins_without_effect(configuration.document)
+            if misspelt:
+                actual = list_first(misspelt, _MAX_REFUSALS, "; ")
+                yield finding("plugin-name-misspelt", scheduler.where, actual, "names of plugins")
 
 
 @check("names-not-used")

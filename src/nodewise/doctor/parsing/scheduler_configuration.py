@@ -161,6 +161,12 @@ def list_refusals(document: Any, version: SchedulerVersion | None) -> list[str]:
     ]
 
 
+def list_plugins_without_effect(document: Any) -> list[str]:
+    """Misspelt plugins that a document without `list_refusals` disables or configures."""
+    problems = scheduler_configuration_fields.list_plugins_without_effect(document)
+    return [f"{field}: {actual}" for field, actual, _ in problems]
+
+
 def split_url(url: str) -> tuple[str, str, str, int]:
     """Scheme, host, path and port of a URL; empty, and port 0, if it is invalid."""
     try:
