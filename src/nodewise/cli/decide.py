@@ -641,17 +641,15 @@ async def _read_and_evaluate(  # complexity: sources of settings, values and tim
     command_line: CommandLine, api: Api | None, running: RunningConfiguration | None
 ) -> DecisionInputs:
     selection = _select_inputs(command_line)
-    lacks_devices = running is not None and not selection.agents and "gpu" not in selection.options
-    pod_fields = [gpu_pod_fields.RequestedGpuPod] if lacks_devices else []
-    inputs = await decide_inputs.read_objects(selection, api, pod_fields=pod_fields)
-    only_predicts_devices = lacks_devices and any(
-        map(_may_request_devices, _pods_to_decide(inputs, selection))
-    )
+    only_predicts_devices = False
+    if api is not None and running is not None and not selection.agents and "gpu" not in selection.options:
+        waiting = await decide_inputs.read_waiting_pods(selection, api, gpu_pod_fields.RequestedGpuPod)
+        only_predicts_devices = any(map(_may_request_devices, waiting))
     if only_predicts_devices:
         gpu = agents.load("gpu")
         options = {**selection.options, gpu.name: command_line.agent_options(gpu)}
         selection = selection._replace(options=options)
-        inputs = await decide_inputs.read_objects(selection, api)
+    inputs = await decide_inputs.read_objects(selection, api)
     refresh = command_line.settings(RefreshOptions)
     states = {
         kind.name: kind.state(selection.options[kind.name], refresh.sync_period_s) for kind in inputs.kinds
@@ -689,7 +687,7 @@ async def _read_and_evaluate(  # complexity: sources of settings, values and tim
 def _may_request_devices(pod: Any) -> bool:
     """Whether a waiting pod has claims, or extended resources, which a DeviceClass may count."""
     resources = decide_inputs.extended_resources(pod) - {SCHEDULING_RESOURCE}
-    return not pod.spec.nodeName and bool(pod.spec.resource_claims or resources)
+    return bool(pod.spec.resource_claims or resources)
 
 
 def _values_of_the_future(snapshot: MetricsSnapshot, at: float) -> dict[tuple[str, str], float]:

@@ -226,10 +226,9 @@ async def read_objects(
     selection: InputSelection,
     api: Api | None,
     more: Sequence[Watched] = (),
-    pod_fields: Sequence[type[msgspec.Struct]] = (),
 ) -> ObjectsAndMetrics:
-    """All inputs except the metrics of live sources, with more kinds and fields of pods than agents read. `BadInput`
-    names what cannot be read in files.
+    """All inputs except the metrics of live sources, with more kinds than agents read. `BadInput` names what cannot be
+    read in files.
     """
     kinds = [agents.load(name) for name in selection.options]
     plain, tables = metric_files.split_paths(selection.paths)
@@ -237,7 +236,7 @@ async def read_objects(
     all_watched = object_feed.watched_objects(kinds, selection.options)
     _warn_of_misspelled_kinds(sources, [NODES, PODS, *(watched.resource for watched in all_watched)])
     node_type = object_feed.merge_node_types(kinds)
-    pod_type = merge("Pod", PodPlacement, _NativePodFields, *(kind.pod_fields for kind in kinds), *pod_fields)
+    pod_type = merge("Pod", PodPlacement, _NativePodFields, *(kind.pod_fields for kind in kinds))
     pods_of_cluster = _NOT_FINISHED if selection.running else _WAITING
     own = [watched for watched in all_watched if watched.resource != PODS and not watched.own_namespace]
     others = [*own, *more]
@@ -263,6 +262,19 @@ async def read_objects(
     objects |= await _read_bound_pods(sources, kinds, selection)
     snapshot = metric_files.read_snapshot(sources.files, tables, node_facts(nodes))
     return ObjectsAndMetrics(kinds, nodes, pods, objects, snapshot, frozenset(refused))
+
+
+async def read_waiting_pods(selection: InputSelection, api: Api, fields: type[msgspec.Struct]) -> list[Any]:
+    """The waiting pods of the selected namespace, with the fields of a struct and `PodPlacement`."""
+    plain, _ = metric_files.split_paths(selection.paths)
+    sources = _ObjectSources(api, object_files.read(plain), object_files.read(selection.policies))
+    watched = Watched("pods", PODS, merge("Pod", PodPlacement, fields))
+    [pods] = await _run_queries(sources, [_ObjectQuery(watched, selection.namespace, _WAITING)])
+    return [
+        pod
+        for (namespace, _), pod in pods.items()
+        if selection.namespace in {"", namespace} and not pod.spec.nodeName
+    ]
 
 
 def _has_work(

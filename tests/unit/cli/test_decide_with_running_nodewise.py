@@ -1,6 +1,7 @@
 """`nodewise decide --cluster` with the settings and metric values of a running nodewise."""
 
 import json
+from collections import Counter
 from pathlib import Path
 
 import msgspec
@@ -148,7 +149,10 @@ def test_devices_are_checked_without_the_agent_gpu(
     pod = {"metadata": {"name": "waits", "namespace": "web", "uid": "p1"}, "spec": spec, "status": {}}
     api.put(PODS, pod)
     replica.serve(MetricsSnapshot({"heat": heat(90, 70)}))
+    api.calls.clear()
     [decision] = replica.decide()["decisions"]
+    lists = Counter(path for verb, path in api.calls if verb == "list")
+    assert [path for path, count in lists.items() if count > 1 and not path.endswith("/pods")] == []
     assert (decision["feasible"], decision.get("misfits")) == (["b"], None)
     assert decision["details"]["b"] == {"gpu": f"devices {request_name}: gpu-1"}
     assert decision["scores"] == {"b": 0}
