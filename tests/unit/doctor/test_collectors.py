@@ -861,6 +861,7 @@ def source_pods(
         ("http://prometheus.monitoring.svc:9090", "prometheus", "prometheus-0"),
         ("http://prometheus.monitoring:9090/path", "prometheus", "prometheus-0"),
         ("https://prometheus.monitoring.svc.cluster.local.", "prometheus", "prometheus-0"),
+        ("http://prometheus-1.prometheus.monitoring.svc:9090", "prometheus", "prometheus-0"),
         ("http://external.monitoring:9090", "", ""),
         ("http://absent.monitoring:9090", "", ""),
         ("https://prometheus.example.org", "", ""),

@@ -28,10 +28,6 @@ from nodewise.metrics import custom_metrics_api, resource_metrics_api
 from nodewise.policies.placement_policy import Policy
 from nodewise.policies.policy_selection import SYSTEM_NAMESPACE, PodFields
 
-_SERVICE_HOST: Final = re.compile(r"([a-z0-9-]+)\.([a-z0-9-]+)(\.svc(\.[a-z0-9.-]+)?)?\.?")
-"""The host name of a Service in another namespace. Another host, such as `prometheus.example`, names no Service that
-exists."""
-
 _NAME: Final = re.compile(r"[a-z0-9-]+")
 """A name of a namespace or a Service. The API server does not check those of an APIService."""
 
@@ -87,13 +83,18 @@ async def _collect_source_services(session: Session) -> list[ServiceName]:
 
 
 def _services_of_urls(urls: Iterable[str]) -> Iterator[ServiceName]:
+    """The Services in other namespaces that URLs may name: `prometheus.monitoring`, or with `.svc` after that."""
     for url in urls:
         try:
             host = urlsplit(url).hostname or ""
         except ValueError:
             continue
-        if match := _SERVICE_HOST.fullmatch(host):
-            yield ServiceName(match[2], match[1])
+        labels = host.removesuffix(".").split(".")
+        if "svc" in labels[2:]:
+            # a pod of a headless Service has its own name before that of the Service
+            labels = labels[: labels.index("svc", 2)][-2:]
+        if len(labels) == 2 and all(map(_NAME.fullmatch, labels)):  # noqa: PLR2004 - name and namespace
+            yield ServiceName(labels[1], labels[0])
 
 
 async def _read_api_service(reader: ClusterReader, name: str) -> ServiceName:
