@@ -319,10 +319,18 @@ class DeviceInventoryBuilder:
             self._nodes.pop(node, None)
             return
         devices = [device.id for each in of_node for device in each.devices]
+        rebuilt = NodeDevices(of_node, self._holders_of(pools, devices), self._rules.by_device(devices))
+        if rebuilt != self._nodes.get(node):
+            self._nodes[node] = rebuilt
+
+    def _holders_of(
+        self, pools: Iterable[PoolId], devices: Iterable[DeviceId]
+    ) -> Mapping[DeviceId, tuple[DeviceHolder, ...]]:
+        """The holders of the devices of a node, which are of these pools."""
         holders: dict[DeviceId, tuple[DeviceHolder, ...]] = {}
         for pool in pools:
             of_pool = self._holders.get(pool, {})
             # a claim keeps a device that its driver does not offer any more
             names = of_pool if len(self._nodes_of_pool[pool] or ()) == 1 else devices
             holders |= {device: of_pool[device] for device in names if device in of_pool}
-        self._nodes[node] = NodeDevices(of_node, holders or EMPTY, self._rules.by_device(devices))
+        return holders or EMPTY

@@ -109,6 +109,17 @@ def test_devices_of_the_network_belong_to_all_selected_nodes() -> None:
     assert states(inventory, "m", rack="1") == {"x": "allocated"}
 
 
+def test_change_of_one_node_leaves_the_devices_of_other_nodes_in_its_pool() -> None:
+    before = keyed(*(slice_of(node, node, devices=devices(node)) for node in ("n1", "n2")))
+    builder = DeviceInventoryBuilder()
+    first = updated(builder, ({}, {}), (before, {}))
+    second = updated(
+        builder, (before, {}), (before | keyed(slice_of("n1", "n1", devices=devices("new"))), {})
+    )
+    assert second.nodes["n2"] is first.nodes["n2"]
+    assert states(second, "n1") == {"new": "free"}
+
+
 def test_any_sequence_of_changes_gives_the_inventory_of_its_end() -> None:
     draw = random.Random(39)
     builder = DeviceInventoryBuilder()
