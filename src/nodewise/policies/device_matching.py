@@ -7,6 +7,7 @@ values identify devices of all nodes, as UUIDs do. Several devices may have the 
 GPU have its `parentUUID`.
 """
 
+from collections import Counter
 from collections.abc import Container, Generator, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
@@ -59,6 +60,10 @@ class SliceDevices(msgspec.Struct, frozen=True, gc=False):
     identities: tuple[tuple[str, ...], ...] = ()
     """By attribute that a rule names, in their order: its value in each device, comparable; empty without one."""
     attribute_names: frozenset[str] = frozenset()
+    node: str = ""
+    """The only node of the slice; empty for a slice of several nodes."""
+    slice_count: int = 1
+    """`ResourceSlice.slice_count`."""
 
 
 def slice_devices(item: ResourceSliceObject, attributes: Attributes) -> SliceDevices:
@@ -80,6 +85,8 @@ def slice_devices(item: ResourceSliceObject, attributes: Attributes) -> SliceDev
             for attribute in attributes[parsed.driver]
         ),
         attribute_names=frozenset(name.removeprefix(f"{parsed.driver}/") for name in names),
+        node="" if parsed.has_scope_by_device else parsed.scope.node,
+        slice_count=parsed.slice_count,
     )
 
 
@@ -132,21 +139,45 @@ class DeviceTable:
             self.identities.setdefault((item.driver, attribute), []).extend(values[at] for at in new)
 
 
+class _Generations:
+    """Which generation of a pool counts, by node, as in `PoolSlices.for_node`."""
+
+    def __init__(self, listed: Iterable[SliceDevices]) -> None:
+        self._newest: dict[tuple[str, str, str], int] = {}
+        """By driver, pool and node, which is empty for slices of several nodes."""
+        self._newest_of_pool: dict[tuple[str, str], int] = {}
+        self._sizes: Counter[tuple[str, str, str, int]] = Counter()
+        """The number of slices of a node and generation."""
+        for item in listed:
+            place, pool = (item.driver, item.pool, item.node), (item.driver, item.pool)
+            self._newest[place] = max(self._newest.get(place, 0), item.generation)
+            self._newest_of_pool[pool] = max(self._newest_of_pool.get(pool, 0), item.generation)
+            self._sizes[*place, item.generation] += 1
+
+    def counts(self, item: SliceDevices) -> bool:
+        """Whether the slice is of the newest generation, or of a whole pool that its node sees without a newer one."""
+        pool, place = (item.driver, item.pool), (item.driver, item.pool, item.node)
+        if item.generation == self._newest_of_pool[pool]:
+            return True
+        newer = max(self._newest[place], self._newest.get((*pool, ""), 0)) > item.generation
+        return not newer and self._sizes[*place, item.generation] == item.slice_count
+
+
 def build_table(
     slices: Iterable[SliceDevices], attributes: Attributes, absent: Iterable[DeviceId]
 ) -> Generator[None, None, DeviceTable]:
-    """The table of the newest generation of each pool. `attributes` are those that rules name, by driver."""
+    """The table of the generation of each pool that counts. `attributes` are those that rules name, by driver."""
     table = DeviceTable()
-    newest: dict[tuple[str, str], int] = {}
-    listed = list(slices)
+    # of a device in two generations, the newer one counts
+    listed = sorted(slices, key=lambda item: -item.generation)
+    generations = _Generations(listed)
     for item in listed:
-        newest[item.driver, item.pool] = max(newest.get((item.driver, item.pool), 0), item.generation)
         names = table.attribute_names.get(item.driver, frozenset())
         table.attribute_names[item.driver] = names | item.attribute_names
     yield
     known: set[DeviceId] = set()
     for item in listed:
-        if item.driver in attributes and item.generation == newest[item.driver, item.pool]:
+        if item.driver in attributes and generations.counts(item):
             table.add_slice(item, attributes[item.driver], known)
             yield
     table.present = len(table.ids)

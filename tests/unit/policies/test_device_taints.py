@@ -536,6 +536,24 @@ def test_older_generation_of_a_pool_does_not_count() -> None:
     assert evaluator.step({"n1/n1-0": 20, "n1/n1-1": 95}) == {}
 
 
+def test_generation_counts_by_node_for_a_driver_with_one_pool() -> None:
+    first, second, third = (
+        msgspec.structs.replace(item, pool="gpus", node=node, names=item.identities[0])
+        for item, node in zip(slices("n1", "n2", "n3"), ("n1", "n2", "n3"), strict=True)
+    )
+    listed = [
+        first,
+        msgspec.structs.replace(second, generation=2),
+        msgspec.structs.replace(third, slice_count=2),
+    ]
+    rule = HOT | {"maxTaintedShare": "0.9"}
+    tainted = Evaluator(policy(rule), listed=listed).step(
+        dict.fromkeys(("n1/n1-0", "n2/n2-0", "n3/n3-0"), 95)
+    )
+    # the pool of n3 is incomplete, and kube-scheduler reads its newer generation instead
+    assert tainted == {"gpus/n1-0": "NoSchedule", "gpus/n2-0": "NoSchedule"}
+
+
 def test_taint_follows_the_newest_generation_of_a_pool() -> None:
     evaluator = Evaluator(policy(HOT | {"release": 80}), listed=slices("n1"))
     assert evaluator.step({"n1/n1-3": 95}) == {"n1/gpu-3": "NoSchedule"}
