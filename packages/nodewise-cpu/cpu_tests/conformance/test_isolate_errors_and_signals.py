@@ -6,11 +6,12 @@ import pty
 import re
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, suppress
 from pathlib import Path
 
 import pytest
@@ -31,7 +32,9 @@ from cpu_tests.conformance.isolate_process import (
 )
 from nodewise_cpu import pool_allocations
 from nodewise_cpu.allocation_store import Intent
+from nodewise_cpu.directory_store import LOCK_TIMEOUT_S, TransactionalDirectory
 from nodewise_cpu.pool_allocations import Task
+from nodewise_cpu.workload.agent_client import RESPONSE_S
 
 FAILED = 125
 COUNT = """
@@ -174,6 +177,53 @@ def test_isolate_waits_for_a_free_list_and_ends_at_a_signal(two_cpu_node: Direct
             assert json.loads(read_line(waiting))["cpus"] == [0, 1]
             assert waiting.wait(PATIENCE_S) == 0
     assert two_cpu_node.holders() == {}
+
+
+def test_isolate_ends_at_a_signal_while_it_waits_for_the_lock(two_cpu_node: DirectoryNode) -> None:
+    begin_s = time.monotonic()
+    with locked(two_cpu_node), start(cpu(two_cpu_node, *show_command())) as waiting:
+        wait_until(lambda: blocks_sigterm(waiting.pid))
+        waiting.send_signal(signal.SIGTERM)
+        assert waiting.wait(PATIENCE_S) == 128 + signal.SIGTERM
+    assert time.monotonic() - begin_s < LOCK_TIMEOUT_S
+    assert two_cpu_node.holders() == {}
+
+
+def test_isolate_ends_at_a_signal_while_the_agent_does_not_answer(tmp_path: Path) -> None:
+    path = tmp_path / "socket"
+    words = [sys.executable, "-m", "nodewise_cpu.cmk", "isolate", "--pool=infra", f"--agent-socket={path}"]
+    with socket.socket(socket.AF_UNIX) as listening:
+        listening.bind(str(path))
+        listening.listen()
+        begin_s = time.monotonic()
+        with start([*words, *show_command()]) as waiting, listening.accept()[0] as connected:
+            assert connected.recv(1000)
+            waiting.send_signal(signal.SIGTERM)
+            assert waiting.wait(PATIENCE_S) == 128 + signal.SIGTERM
+    assert time.monotonic() - begin_s < RESPONSE_S
+
+
+def test_a_signal_after_the_command_does_not_replace_its_exit_code(two_cpu_node: DirectoryNode) -> None:
+    command = ["--", "sh", "-c", "trap 'exit 7' USR1; echo $$; while :; do sleep 0.1; done"]
+    with start(cpu(two_cpu_node, *command)) as process:
+        child = int(read_line(process))
+        with locked(two_cpu_node):
+            os.kill(child, signal.SIGUSR1)
+            wait_until(lambda: not Path(f"/proc/{child}").exists())
+            process.send_signal(signal.SIGTERM)
+            error = process.communicate(timeout=PATIENCE_S)[1]
+    assert process.returncode == 7
+    assert "stay held until the next garbage collection: Terminated" in error
+
+
+def locked(node: DirectoryNode) -> AbstractContextManager[None]:
+    """The lock of the node's directory, held."""
+    return TransactionalDirectory(node.root, "pools", (), ()).locked(1)
+
+
+def blocks_sigterm(pid: int) -> bool:
+    status = Path(f"/proc/{pid}/status").read_text()
+    return bool(int(re.findall(r"^SigBlk:\s*(\w+)", status, re.MULTILINE)[0], 16) >> signal.SIGTERM - 1 & 1)
 
 
 def test_signals_reach_the_command_once_each(two_cpu_node: DirectoryNode) -> None:

@@ -18,7 +18,7 @@ import json
 import os
 import re
 import time
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Final
@@ -105,7 +105,7 @@ class TransactionalDirectory:
                 (self.root / name).unlink(missing_ok=True)
 
     @contextmanager
-    def locked(self, timeout_s: float) -> Iterator[None]:
+    def locked(self, timeout_s: float, sleep: Callable[[float], None] = time.sleep) -> Iterator[None]:
         """Hold CMK's lock, which the kernel releases when its owner ends. Unavailable after `timeout_s`."""
         deadline = time.monotonic() + timeout_s
         while True:
@@ -124,7 +124,7 @@ class TransactionalDirectory:
                 raise Unavailable.of(
                     "cannot lock a directory", str(self.root / LOCK), f"still locked after {timeout_s:g} s"
                 )
-            time.sleep(_PAUSE_S)
+            sleep(_PAUSE_S)
 
     def _try_lock(self, descriptor: int) -> bool:
         """Whether the lock is taken, and its file still is the directory's: `remove` removes the file as well."""
@@ -300,11 +300,14 @@ def format_files(allocations: Allocations) -> dict[str, str | None]:
 
 
 class DirectoryStore:
-    """An `AllocationStore`. A write waits for the lock for at most `timeout_s`."""
+    """An `AllocationStore`. A write waits for the lock for at most `timeout_s`; `sleep` may raise an error."""
 
-    def __init__(self, path: Path, timeout_s: float = LOCK_TIMEOUT_S) -> None:
+    def __init__(
+        self, path: Path, timeout_s: float = LOCK_TIMEOUT_S, sleep: Callable[[float], None] = time.sleep
+    ) -> None:
         self._path = path
         self._timeout_s = timeout_s
+        self._sleep = sleep
         self._directory = TransactionalDirectory(path, "pools", (TASKS, INTENT), ("tasks", "exclusive"))
 
     @property
@@ -321,14 +324,14 @@ class DirectoryStore:
     def create(self, first: Allocations) -> None:
         with suppress(OSError):  # taking the lock reports the reason
             self._path.mkdir(mode=0o755, parents=True, exist_ok=True)
-        with self._directory.locked(self._timeout_s):
+        with self._directory.locked(self._timeout_s, self._sleep):
             current = self._directory.read()
             if _has_pools(current):
                 raise Conflict.of("cannot create pools", self.location, "there are pools already")
             self._directory.write(format_files(first), current)
 
     def replace(self, version: str, new: Allocations, intent: Intent | None = None) -> None:
-        with self._directory.locked(self._timeout_s):
+        with self._directory.locked(self._timeout_s, self._sleep):
             current = self._read_version(version)
             files = format_files(new)
             if intent is not None:
@@ -336,7 +339,7 @@ class DirectoryStore:
             self._directory.write(files, current)
 
     def delete(self, version: str) -> None:
-        with self._directory.locked(self._timeout_s):
+        with self._directory.locked(self._timeout_s, self._sleep):
             self._directory.remove(self._read_version(version))
 
     def _read_version(self, version: str) -> Files:

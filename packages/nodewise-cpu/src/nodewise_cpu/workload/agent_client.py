@@ -3,6 +3,7 @@
 Standard library only.
 """
 
+import select
 import socket
 import time
 from collections.abc import Callable, Mapping
@@ -19,16 +20,18 @@ from nodewise_cpu.pool_allocations import Task
 RESPONSE_S: Final = 30.0
 """The timeout of a response: the agent may need the API server, and others write the same store."""
 _PAUSE_S: Final = 0.02
+_CHECK_S: Final = 0.2  # how often `sleep` is called while there is no response
 
 
 class AgentClient:
     """A connection to the agent that listens at `path`, opened by the first request; a `CpuAllocator`.
 
-    Every method raises the agent's error, or Unavailable without a response in time.
+    Every method raises the agent's error, or Unavailable without a response in time. `sleep` may raise an error.
     """
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, sleep: Callable[[float], None] = time.sleep) -> None:
         self._path = path
+        self._sleep = sleep
         self._socket: socket.socket | None = None
         self._received = b""
 
@@ -102,7 +105,7 @@ class AgentClient:
                     self._socket.connect(str(self._path))
                     break
                 except BlockingIOError:  # the agent's backlog is full (connect(2), EAGAIN)
-                    time.sleep(_PAUSE_S)
+                    self._sleep(_PAUSE_S)
         self._set_timeout(self._socket, deadline)
         return self._socket
 
@@ -110,6 +113,9 @@ class AgentClient:
         """The next line. What is received beyond it belongs to the one after it."""
         while b"\n" not in self._received:
             self._set_timeout(connected, deadline)
+            if not select.select([connected], [], [], _CHECK_S)[0]:
+                self._sleep(0.0)
+                continue
             received = connected.recv(MAX_LINE_BYTES)
             if not received:
                 raise ConnectionResetError("it closed the connection")

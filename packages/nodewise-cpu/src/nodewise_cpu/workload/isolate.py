@@ -266,8 +266,8 @@ class CommandStartError(NodewiseError):
         self.code = NOT_FOUND if error.errno == errno.ENOENT else NOT_EXECUTABLE
 
 
-class SignalBeforeStart(Exception):
-    """A terminating signal arrived before the command was started."""
+class TerminatedWhileWaiting(Exception):
+    """A terminating signal arrived while no command ran."""
 
     def __init__(self, number: int) -> None:
         super().__init__(signal.strsignal(number))
@@ -293,10 +293,10 @@ class CommandRunner:
         )
 
     def sleep(self, seconds: float) -> None:
-        """Wait. Raises SignalBeforeStart if a terminating signal arrives."""
+        """Wait. Raises TerminatedWhileWaiting if a terminating signal arrives."""
         signal_info = signal.sigtimedwait(_TERMINATING, seconds)
         if signal_info is not None:
-            raise SignalBeforeStart(signal_info.si_signo)
+            raise TerminatedWhileWaiting(signal_info.si_signo)
 
     def run(self, command: Sequence[str], environment: Mapping[str, str], name: str) -> CommandResult:
         """Start the command without a shell, and return when it has ended. CommandStartError if it does not start.
@@ -395,7 +395,7 @@ def main(words: Sequence[str], program: str = "cmk") -> int:
             print(format_help(program) if option == "--help" else f"nodewise {__version__}")  # noqa: T201
             return 0
         return _run_isolated(parse_isolate_arguments(words), CommandRunner())
-    except SignalBeforeStart as terminated:
+    except TerminatedWhileWaiting as terminated:
         return terminated.code
     except NodewiseError as error:
         print_log_line("error", str(error))
@@ -450,7 +450,8 @@ def _run_on_allocated_cpus(
         if has_ended:
             _release_or_log(cpu_allocator, response)
         else:
-            cpu_allocator.leave(response.task)
+            with suppress(TerminatedWhileWaiting):
+                cpu_allocator.leave(response.task)
             cpus = cpu_set_formats.format_cpu_ranges(response.cpus)
             print_log_line(
                 "warning",
@@ -462,7 +463,7 @@ def _run_on_allocated_cpus(
 def _release_or_log(cpu_allocator: CpuAllocator, response: AllocateResponse) -> None:
     try:
         cpu_allocator.release(response.task)
-    except NodewiseError as error:
+    except (NodewiseError, TerminatedWhileWaiting) as error:
         cpus = cpu_set_formats.format_cpu_ranges(response.cpus)
         print_log_line("warning", f"CPUs {cpus} stay held until the next garbage collection: {error}")
 
@@ -479,7 +480,7 @@ def _open_allocator(options: IsolateArguments, runner: CommandRunner) -> CpuAllo
                 "warning",
                 f"--conf-dir={options.conf_dir} is ignored: the node agent at {socket} allocates the CPUs",
             )
-        return AgentClient(socket)
+        return AgentClient(socket, runner.sleep)
     from nodewise_cpu.workload import agentless_allocator
 
     proc = agentless_allocator.find_host_proc(options.proc_fs)
@@ -488,12 +489,12 @@ def _open_allocator(options: IsolateArguments, runner: CommandRunner) -> CpuAllo
 
         text = os.environ.get(cmk_names.LOCK_TIMEOUT, "")
         timeout_s = parse_duration(cmk_names.LOCK_TIMEOUT, text) if text else 30.0
-        directory = DirectoryStore(Path(options.conf_dir), timeout_s)
+        directory = DirectoryStore(Path(options.conf_dir), timeout_s, runner.sleep)
         return agentless_allocator.DirectAllocator(directory, proc, runner.sleep)
     from nodewise_cpu.workload import service_account_client
 
     return agentless_allocator.DirectAllocator(
-        service_account_client.open_config_map_store(options), proc, runner.sleep
+        service_account_client.open_config_map_store(options, runner.sleep), proc, runner.sleep
     )
 
 

@@ -7,7 +7,7 @@ import http.client
 import json
 import os
 import ssl
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import urlencode
@@ -25,7 +25,7 @@ from nodewise.kube.resource_kinds import PODS
 from nodewise_cpu import cmk_names
 from nodewise_cpu.allocation_store import AllocationStore
 from nodewise_cpu.cluster.api_server import NO_PARAMS, ApiClient, Object
-from nodewise_cpu.configmap_store import ConfigMapStore
+from nodewise_cpu.configmap_store import ConfigMapStore, LockClock
 from nodewise_cpu.workload.isolate import IsolateArguments
 
 if TYPE_CHECKING:
@@ -139,7 +139,7 @@ class ServiceAccountClient:
             connection.close()
 
 
-def open_config_map_store(options: IsolateArguments) -> AllocationStore:
+def open_config_map_store(options: IsolateArguments, sleep: Callable[[float], None]) -> AllocationStore:
     """The ConfigMap of this node."""
     api: ApiClient
     if options.kubeconfig:
@@ -153,7 +153,7 @@ def open_config_map_store(options: IsolateArguments) -> AllocationStore:
     else:
         api = ServiceAccountClient()
         node = options.node_name or os.environ.get(cmk_names.NODE_NAME, "") or _node_of_pod(api)
-    return ConfigMapStore(api, options.namespace or "default", node)
+    return ConfigMapStore(api, options.namespace or "default", node, clock=LockClock(sleep=sleep))
 
 
 def _node_of_pod(api: ServiceAccountClient) -> str:
