@@ -226,14 +226,16 @@ def read(file: BinaryIO) -> Iterator[Record]:
     records = _read_records_of_stream(file)
     header = next(records, None)
     if header is None or not isinstance(header.entry, Header):
-        raise BadInput(
-            "recording", [Problem("header", "no header", "a file that `nodewise extender --record` wrote")]
-        )
+        expected = "a file that `nodewise extender --record` wrote"
+        raise BadInput.of("recording", "header", "no header", expected)
     if header.entry.format != FORMAT:
         recorded_format = f"{header.entry.format}, by nodewise {header.entry.nodewise}"
-        raise BadInput("recording", [Problem("format", recorded_format, str(FORMAT))])
+        raise BadInput.of("recording", "format", recorded_format, str(FORMAT))
     yield header
-    yield from records
+    for record in records:
+        if isinstance(record.entry, Header):
+            raise BadInput.of("recording", "header", "a second recording", "one per file")
+        yield record
 
 
 def _read_records_of_stream(file: BinaryIO) -> Iterator[Record]:

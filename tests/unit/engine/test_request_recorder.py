@@ -69,12 +69,34 @@ class TestTape:
             (recording_of(Record(HEADER))[:-8] + bytes(8), "CRC check failed"),
             (gzip.compress(b'{"kind":"recording","format":9,"nodewise":"7","agents":[],"sync_period_s":5,"at":1}\n'),
              "format: 9, by nodewise 7; expected 1"),
+            (2 * recording_of(Record(HEADER), Record(EndEntry(why="stopped"))), "header: a second recording"),
+            (recording_of(Record(HEADER)) + b"more", "Not a gzipped file"),
         ],
-        ids=["empty", "no gzip", "no kind", "no header", "wrong checksum", "of a later format"],
+        ids=["empty", "no gzip", "no kind", "no header", "wrong checksum", "of a later format", "two recordings",
+             "bytes after the end"],
     )  # fmt: skip
     def test_invalid_recordings_are_rejected(self, file: bytes, message: str) -> None:
         with pytest.raises(BadInput, match=message):
             records(file)
+
+    def test_a_recording_is_readable_up_to_any_cut(self) -> None:
+        exchanges = [
+            recording_file.record(RequestEntry(path="/x", at=0.1, generation=number), b"body", b"\n")
+            for number in range(3)
+        ]
+        written = [Record(HEADER), *exchanges, Record(EndEntry(why="stopped"))]
+        disk = Disk()
+        writer = recording_file.RecordingWriter(disk)
+        flushed = []
+        for record in written:
+            writer.write(record)
+            writer.flush()
+            flushed.append(writer.size_bytes)
+        writer.close()
+        for cut in range(flushed[0], len(disk.contents) + 1):
+            complete = sum(size <= cut for size in flushed)
+            # the last bytes of a flush are a mark without content
+            assert records(disk.contents[:cut]) in (written[:complete], written[: complete + 1])
 
 
 class TestEntries:
