@@ -602,6 +602,15 @@ DOCTOR_CASES: Final = (
         edit="/--identity=nodewise/d",
     ),
     DoctorCase(
+        "controller-beside-extender",
+        "a pod runs the controller",
+        misconfigurations.created(misconfigurations.controller_pod()),
+        "nodewise/controller",
+        ("delete the controller",),
+        frozenset({"rights-missing"}),
+        follow=followed_remedies.delete_pod("controller", healthy_cluster.NAMESPACE),
+    ),
+    DoctorCase(
         "replicas-not-ready", "scaled to nothing", misconfigurations.no_replica, "nodewise/nodewise", ()
     ),
     DoctorCase(

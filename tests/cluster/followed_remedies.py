@@ -254,8 +254,8 @@ def create_again(pod: Object) -> Follow:
     return follow
 
 
-def delete_pod(name: str) -> Follow:
-    return lambda cluster, _: cluster.api.delete(f"{_PODS}/{name}")
+def delete_pod(name: str, namespace: str = healthy_cluster.TENANT) -> Follow:
+    return lambda cluster, _: cluster.api.delete(f"/api/v1/namespaces/{namespace}/pods/{name}")
 
 
 def label_pod(name: str, **labels: str | None) -> Follow:

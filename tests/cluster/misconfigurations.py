@@ -358,6 +358,15 @@ def flagged(path: str, flag: str) -> Defect:
     return apply
 
 
+def controller_pod() -> Object:
+    """A pod that runs `nodewise controller` with the account of nodewise."""
+    pod = kubernetes_objects.pod("controller")
+    pod["metadata"]["namespace"] = healthy_cluster.NAMESPACE
+    pod["spec"]["serviceAccountName"] = "nodewise"
+    pod["spec"]["containers"][0] |= {"command": ["nodewise", "controller", "--no-native-mode"]}
+    return pod
+
+
 _DEPLOYMENT: Final = f"/apis/apps/v1/namespaces/{healthy_cluster.NAMESPACE}/deployments/nodewise"
 any_client: Final = flagged(_DEPLOYMENT, "--any-client")
 trusting_all: Final = flagged(_DEPLOYMENT, "--trust-all-namespaces")

@@ -307,6 +307,12 @@ CATALOGUE: Final[Mapping[str, FindingKind]] = {
         "Replicas share an identity",
         "remove --identity, or set NODEWISE_IDENTITY from the field metadata.name of the pod",
     ),
+    "controller-beside-extender": FindingKind(
+        "warning",
+        "A controller runs beside an extender with the agent telemetry",
+        "delete the controller, or the extender if kube-scheduler does not call it; an extender with other agents can"
+        " stay without telemetry in --agents",
+    ),
     "kubernetes-version-untested": FindingKind(
         "warning",
         "The tests of nodewise do not run on this version of Kubernetes",

@@ -287,9 +287,6 @@ CASES: dict[str, dict[str, Facts]] = {
             pods=(*NATIVE.pods, GATED._replace(age_s=90, selected_by=()))
         ),
         "an old gate in a large cluster": OUTSIDE._replace(pods=(GATED._replace(age_s=90),), node_count=5000),
-        "a controller beside an extender, without the admission policies of native mode": SOUND._replace(
-            controllers=(CONTROLLER._replace(settings={}),), leases=(LEASE._replace(native_mode=False),)
-        ),
         "no right to try whether kubelets can write labels": native(
             node_restriction=UnavailableFact("a kubelet's rights", "forbidden", is_minor=True)
         ),
@@ -681,10 +678,20 @@ CASES: dict[str, dict[str, Facts]] = {
     "identity-shared": {
         "one identity for two replicas": extender(settings={"identity": "nodewise"}),
     },
+    "controller-beside-extender": {
+        "a controller beside an extender, without the admission policies of native mode": SOUND._replace(
+            controllers=(CONTROLLER._replace(settings={}),), leases=(LEASE._replace(native_mode=False),)
+        ),
+    },
     "scheduler-not-running": {
         "a pod of a scheduler that does not run": waiting(scheduler_name="my-scheduler"),
         "the default scheduler does not run": waiting(),
         "a scheduler that crashes": pod(ready=0),
+    },
+    "controller-beside-extender not-looked-at": {
+        "an extender beside a controller, with one agent by default": native(
+            extenders=(EXTENDER._replace(settings={"client_name": CLIENT}),)
+        ),
     },
     "native-mode-off policy-without-effect": {
         f"a controller with {name} {value}": with_controller(**{name: value})
@@ -805,6 +812,22 @@ def test_nothing_is_deleted_or_installed_twice_while_nodewise_may_run_in_another
     elsewhere = facts._replace(programs_elsewhere=("Deployment/platform/nodewise-controller",))
     commands = {finding.id: finding.command for finding in examine(elsewhere).findings}
     assert commands[what] == "nodewise doctor --nodewise-namespace platform"
+
+
+@pytest.mark.parametrize(
+    ("changed", "is_checked"),
+    [
+        ({"settings": {"agents": "gpu"}}, True),
+        ({"workload": EXTENDER.workload._replace(replicas=0)}, True),
+        ({"unread_settings": UnavailableFact("ConfigMap/nodewise/nodewise", "forbidden")}, False),
+    ],
+)
+def test_an_extender_without_the_agent_telemetry_may_run_beside_a_controller(
+    changed: dict[str, Any], *, is_checked: bool
+) -> None:
+    report = examine(native(extenders=(EXTENDER._replace(**changed),)))
+    assert "controller-beside-extender" not in {finding.id for finding in report.findings}
+    assert ("controller-beside-extender" in report.checked) == is_checked
 
 
 REFUSED = ProbedServer(attempts=("10.0.0.7:9001: connection refused",), is_refused=True)

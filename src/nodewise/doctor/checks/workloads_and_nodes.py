@@ -94,6 +94,7 @@ _UNKNOWN_WORKLOADS: Final = UnavailableFact(
     "rights-missing",
     "admission-policy-missing",
     "identity-shared",
+    "controller-beside-extender",
     "replicas-not-ready",
 )
 def check_workloads_are_known(extenders: Extenders, controllers: Controllers) -> Iterator[NotChecked]:
@@ -132,6 +133,18 @@ def check_identities(extenders: Extenders, controllers: Controllers) -> Iterator
             where, expected = listed.workload.where, "one identity per replica"
             command = change_setting(listed.workload, "identity")
             yield finding("identity-shared", where, actual, expected, command=command)
+
+
+@check("controller-beside-extender")
+def check_one_program_evaluates_policies(extenders: Extenders, controllers: Controllers) -> Iterator[Result]:
+    id_ = "controller-beside-extender"
+    for controller in (listed for listed in controllers if listed.workload.replicas):
+        for extender in (listed for listed in extenders if listed.workload.replicas):
+            if extender.unread_settings is not None:  # the settings say which agents run
+                yield NotChecked(id_, extender.unread_settings)
+            elif "telemetry" in extender.agents:
+                actual = f"runs beside {extender.workload.where}, whose agent telemetry evaluates the same policies"
+                yield finding(id_, controller.workload.where, actual, "one of them")
 
 
 @check("rights-missing")
