@@ -8,6 +8,7 @@ numbers and keys are strings; and a duplicate key is an error.
 """
 
 import json
+import math
 import os.path
 import re
 import sys
@@ -30,8 +31,8 @@ _TYPES: Final = (
         r"([yY]|yes|Yes|YES|true|True|TRUE|on|On|ON|[nN]|no|No|NO|false|False|FALSE|off|Off|OFF)",
         "yYnNtTfFoO",
     ),
-    ("int", r"[-+]?(0b[01_]+|0x[0-9a-fA-F_]+|0o?[0-7_]*|[1-9][0-9_]*)", "-+0123456789"),
-    ("float", r"[-+]?(\.[0-9]+|[0-9][0-9_]*(\.[0-9_]*)?)([eE][-+]?[0-9]+)?", "-+.0123456789"),
+    ("int", r"[-+]?(0[bB][01]+|0[xX][0-9a-fA-F]+|0[oO]?[0-7]+|0|[1-9][0-9]*)", "-+0123456789"),
+    ("float", r"[-+]?(\.[0-9]+|[0-9]+(\.[0-9]*)?)([eE][-+]?[0-9]+)?", "-+.0123456789"),
     ("merge", r"<<", "<"),
 )
 """Types of plain scalars that are not strings: pattern and first characters (yaml v2, resolve.go)."""
@@ -57,14 +58,34 @@ class KubernetesLoader(safe_yaml_loader.Loader):
         return made
 
 
+class _ScalarPattern(NamedTuple):
+    """Ignores underscores of numbers, except of those that start with a point."""
+
+    pattern: re.Pattern[str]
+
+    def match(self, text: str) -> re.Match[str] | None:
+        is_number = text.startswith(tuple("-+0123456789"))
+        return self.pattern.fullmatch(text.replace("_", "") if is_number else text)
+
+
+def _construct_number(loader: KubernetesLoader, node: yaml.ScalarNode) -> int | float | str:
+    # PyYAML does not know 0X1F
+    lower_case = yaml.ScalarNode(node.tag, node.value.lower(), node.start_mark, node.end_mark)
+    value: int | float = safe_yaml_loader.Loader.yaml_constructors[node.tag](loader, lower_case)
+    return node.value if value in (math.inf, -math.inf) else value  # 7e1280 is too large for a number
+
+
 for _name, _form, _starts in _TYPES:
     _starts_list = ["" if start == "\0" else start for start in _starts]
     KubernetesLoader.add_implicit_resolver(
-        f"tag:yaml.org,2002:{_name}", re.compile(rf"{_form}\Z"), _starts_list
+        f"tag:yaml.org,2002:{_name}", _ScalarPattern(re.compile(_form)), _starts_list
     )
 KubernetesLoader.add_constructor(
     "tag:yaml.org,2002:bool", lambda _, node: node.value.lower() in ("y", "yes", "true", "on")
 )
+KubernetesLoader.add_constructor("tag:yaml.org,2002:int", _construct_number)
+KubernetesLoader.add_constructor("tag:yaml.org,2002:float", _construct_number)
+KubernetesLoader.add_constructor("tag:yaml.org,2002:merge", lambda _, node: node.value)
 
 
 class _LoaderOfDuplicates(KubernetesLoader):
