@@ -31,6 +31,7 @@ from nodewise.agents.gpu.gpu_arrays import CandidateGpus
 from nodewise.agents.gpu.gpu_pod_fields import PLACEMENT, AllocatedPod, GpuPod, cpu_milli
 from nodewise.agents.gpu.options import PLACEMENTS
 from nodewise.agents.gpu.pod_gpu_requests import ContainerDemand, Demand
+from nodewise.base.errors import list_first
 from nodewise.devices import device_allocation, device_inventory, resource_claims
 from nodewise.devices.device_allocation import (
     DeviceUse,
@@ -56,6 +57,8 @@ MOST_STEPS_OF_COMMANDS: Final = 600_000
 _MOST_LONG_SEARCHES: Final = 8
 """Searches for one pod that may end without a result because they are too long. Further nodes are not examined:
 tenants can write claims whose search is too long on every node, and each takes 40 ms."""
+_MOST_LISTED: Final = 3
+"""Claims of a pod in a message."""
 _EXPECTED_S: Final = 10.0
 """After this time an allocation or node that was not seen does not count."""
 _MOST_NETWORK_CHECKS: Final = 2_048
@@ -211,6 +214,7 @@ class DeviceDetails(NamedTuple):
     """By column. Decisions share it."""
     is_device_needed: bool = False
     """Whether the claims do not fit nodes without devices."""
+    claims: tuple[ObjectKey, ...] = ()
 
     @property
     def nbytes(self) -> int:
@@ -229,7 +233,9 @@ class DeviceDetails(NamedTuple):
             return _NO_DEVICES if self.is_device_needed else ""
         result, names = self.results[int(self.codes[candidate])], self.names[column]
         if isinstance(result, str):
-            return result if result in _MISFITS else f"devices not predicted: {result}"
+            claims = list_first([name for _, name in self.claims], _MOST_LISTED)
+            of_claims = f" of {'claim' if len(self.claims) == 1 else 'claims'} {claims}" if claims else ""
+            return result if result in _MISFITS else f"devices{of_claims} not predicted: {result}"
         by_request: dict[str, list[str]] = {}
         for each in result.devices:
             by_request.setdefault(each.request, []).append(names[each.position])
@@ -336,7 +342,7 @@ class DevicePredictions:
         after.take_amounts(DEVICE, amounts)
         fits = fits_by_code[codes]
         is_device_needed = self._is_device_needed(devices, demand)
-        details = DeviceDetails(codes, known.results, columns, devices.names, is_device_needed)
+        details = DeviceDetails(codes, known.results, columns, devices.names, is_device_needed, demand.keys)
         return DeviceScores(demand, devices, fits, before, after, amounts > 0, details)
 
     def _is_device_needed(self, devices: DeviceLayout, demand: DeviceDemand) -> bool:

@@ -173,7 +173,7 @@ def test_node_where_the_claim_does_not_fit_has_no_points_and_is_not_rejected() -
 
 def test_command_examines_nodes_beyond_the_limit_of_a_request() -> None:
     cluster = Cluster("pack", *(slices(f"n{at}") for at in range(1_200)), claim("c"), nodes=1_200)
-    assert cluster.decide(pod("p", "c"))[1][-1] == "devices not predicted: too many nodes changed"
+    assert cluster.decide(pod("p", "c"))[1][-1] == "devices of claim c not predicted: too many nodes changed"
     cluster.agent = GpuAgent(GpuOptions(gpu_placement="pack"), GENERIC)
     assert cluster.decide(pod("p", "c"))[1][-1] == "devices gpu: gpu-0"
 
