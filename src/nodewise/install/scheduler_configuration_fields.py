@@ -265,19 +265,20 @@ def list_plugins_without_effect(  # complexity: profiles, extension points and t
     document: Mapping[str, Any],
 ) -> list[Problem]:
     """Misspelt plugins that a profile disables or configures, in a document without `list_problems`. kube-scheduler
-    ignores them. Plugins that the profile enables exist in a kube-scheduler with plugins of others.
+    ignores them. Plugins that any profile enables exist in a kube-scheduler with plugins of others.
     """
     problems: list[Problem] = []
-    for at, profile in enumerate(_objects(document, "profiles")):
-        plugins = {
-            point: plugin_set
-            for point, plugin_set in (profile.get("plugins") or {}).items()
-            if point in _FIELDS["Plugins"] and plugin_set
-        }
-        enabled = {item.get("name") for each in plugins.values() for item in _objects(each, "enabled")}
+    profiles = _objects(document, "profiles")
+    known = _PLUGINS | {
+        item.get("name")
+        for profile in profiles
+        for plugin_set in _plugin_sets(profile).values()
+        for item in _objects(plugin_set, "enabled")
+    }
+    for at, profile in enumerate(profiles):
         named = [
             (f"plugins.{point}.disabled[{number}].name", item.get("name"))
-            for point, plugin_set in plugins.items()
+            for point, plugin_set in _plugin_sets(profile).items()
             for number, item in enumerate(_objects(plugin_set, "disabled"))
         ]
         named += [
@@ -285,12 +286,21 @@ def list_plugins_without_effect(  # complexity: profiles, extension points and t
             for number, item in enumerate(_objects(profile, "pluginConfig"))
         ]
         for path, name in named:
-            if not name or name in _PLUGINS | enabled:
+            if not name or name in known:
                 continue
             if similar := closest_names(name, sorted(_PLUGINS), 1, _SIMILAR):
                 actual = f'{shown(name)}, which is no plugin; did you mean "{similar[0]}"?'
                 problems.append(Problem(f"profiles[{at}].{path}", actual, ""))
     return problems[:_MAX_PROBLEMS]
+
+
+def _plugin_sets(profile: Mapping[str, Any]) -> dict[str, Any]:
+    """The plugins of a profile by extension point."""
+    return {
+        point: plugin_set
+        for point, plugin_set in (profile.get("plugins") or {}).items()
+        if point in _FIELDS["Plugins"] and plugin_set
+    }
 
 
 def _check_extenders(extenders: list[Mapping[str, Any]]) -> Iterator[Problem]:

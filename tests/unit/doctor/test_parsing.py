@@ -343,6 +343,15 @@ def test_misspelt_plugins_that_a_profile_disables_or_configures(profile: dict[st
     assert all("did you mean" in problem for problem in problems)
 
 
+def test_plugins_that_another_profile_enables_are_not_misspelt() -> None:
+    """For example one that only some profiles of Koordinator's scheduler use."""
+    enabled = {"plugins": {"multiPoint": {"enabled": [{"name": "NodeResourcesFitPlus"}]}}}
+    disabled = {"plugins": {"score": {"disabled": [{"name": "NodeResourcesFitPlus"}]}}}
+    configured = {"pluginConfig": [{"name": "NodeResourcesFitPlus"}]}
+    document = {"profiles": [disabled, configured, enabled]}
+    assert scheduler_configuration.list_plugins_without_effect(document) == []
+
+
 def test_plugins_of_both_versions_of_a_deschedulers_policy() -> None:
     new = """
         apiVersion: descheduler/v1alpha2
