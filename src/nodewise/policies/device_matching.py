@@ -23,6 +23,7 @@ from nodewise.devices.resource_slices import (
     parse_resource_slice,
     qualified_name,
 )
+from nodewise.metrics import aggregation
 from nodewise.metrics.node_index import Numbers
 from nodewise.metrics.series import NodeNames, Samples, Series, pack_samples
 from nodewise.policies.placement_policy import Policy
@@ -229,35 +230,64 @@ class SeriesMatch(NamedTuple):
     """The samples of these devices."""
     rivals: Mapping[int, Sequence[int]]
     """By the first of them, several samples that identify the same device: those of an exporter that restarted with
-    another address. The newest counts."""
+    another address. The newest count."""
     devices_without: Mapping[str, str]
     """By name, the devices with a series without a valid value, and the name of that."""
     unmatched: tuple[str, ...]
     """Some values of the label that no device has, of nodes that have devices of the driver."""
     unmatched_count: int
 
-    def by_device(self, series: Series) -> Generator[None, None, Series]:
-        """The series with the names of devices in place of those of samples."""
+    def by_device(  # complexity: steps in order, each with its pauses
+        self, series: Series, aggregate: str
+    ) -> Generator[None, None, Series]:
+        """The series with the names of devices in place of those of samples. A device has no value if its newest
+        samples are of one time and differ, unless the largest or the smallest one is requested.
+        """
         samples = yield from pack_samples(series.samples)
-        own, positions = self.devices_without.items(), self.positions
+        own, devices, positions = self.devices_without.items(), self.devices, self.positions
+        invalid = {device: series.invalid[name] for device, name in own}
+        differing = {device: series.differing[name] for device, name in own if name in series.differing}
         if self.rivals:
-            newest = np.arange(len(samples.times))
+            counting = np.arange(len(samples.times))
+            conflicts: dict[int, list[int]] = {}
             for number, (first, every) in enumerate(self.rivals.items()):
-                newest[first] = max(every, key=samples.times.__getitem__)
+                newest = _newest_samples(samples, every)
+                choose = min if aggregate == "min" else max
+                counting[first] = choose(newest, key=samples.nano_values.__getitem__)
+                if aggregate not in ("max", "min") and len(set(samples.nano_values[newest].tolist())) > 1:
+                    conflicts[first] = newest
                 if not number % _PART:
                     yield
-            positions = newest[positions]
+            has_value = ~np.isin(positions, list(conflicts))
+            for at in np.flatnonzero(~has_value).tolist():
+                newest, device = conflicts[int(positions[at])], devices.names[at]
+                entries = [samples[samples.names.names[position]] for position in newest]
+                invalid[device] = aggregation.conflict_text(f"{len(newest)} series", "use a query")
+                values = aggregation.differing_values(entries, aggregate)
+                if values is not None:
+                    differing[device] = values
+                if not at % _PART:
+                    yield
+            if conflicts:
+                devices = NodeNames(tuple(np.array(devices.names, object)[has_value].tolist()))
+            positions = counting[positions[has_value]]
         return msgspec.structs.replace(
             series,
             samples=Samples(
-                self.devices,
+                devices,
                 samples.nano_values[positions],
                 samples.times[positions],
                 samples.windows_s[positions],
             ),
-            invalid={device: series.invalid[name] for device, name in own},
-            differing={device: series.differing[name] for device, name in own if name in series.differing},
+            invalid=invalid,
+            differing=differing,
         )
+
+
+def _newest_samples(samples: Samples, positions: Sequence[int]) -> list[int]:
+    """The positions of the newest samples. One of an unknown time counts as just measured."""
+    times = np.nan_to_num(samples.times[list(positions)], nan=np.inf, posinf=np.inf)
+    return [position for position, time in zip(positions, times, strict=True) if time == times.max()]
 
 
 def match_series(  # complexity: steps in order, each with its pauses

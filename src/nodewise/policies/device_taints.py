@@ -215,12 +215,13 @@ class DeviceRules:
         parts: list[RulePart] = []
         values, fresh, match, invalid = [], table.is_present.copy(), None, ""
         for part in rule.parts:
-            series = inputs.metrics.series.get(part.metric_request().key)
+            request = part.metric_request()
+            series = inputs.metrics.series.get(request.key)
             if series is None:
                 parts, fresh = [], np.zeros(size, bool)
                 break
             match = yield from self._match_series(rule, part, series, table)
-            renamed = yield from match.by_device(series)
+            renamed = yield from match.by_device(series, request.aggregate)
             column = yield from build_column(renamed, index)
             max_age_s = inputs.max_ages.of_rule(part, column.sample_distance_s)
             rule_inputs = rule_evaluation.rule_inputs(part, column, now, max_age_s)
@@ -229,7 +230,7 @@ class DeviceRules:
             )
             parts.append(_rule_part(part, evaluation, table.is_present))
             fresh &= evaluation.known
-            invalid = invalid or _invalid_text(match, series, table, evaluation.known)
+            invalid = invalid or _invalid_text(renamed, table, evaluation.known)
             values.append(evaluation.broken & table.is_present)
             yield
         meeting = np.logical_and.reduce(values) if parts else np.zeros(size, bool)
@@ -395,9 +396,9 @@ def _inapplicable_text(place: str, rule: DeviceRule, evaluation: _Evaluation, ta
     return f"{place}: {problem}{listed}{did_you_mean(name, names)}"
 
 
-def _invalid_text(match: SeriesMatch, series: Series, table: DeviceTable, known: Mask) -> str:
+def _invalid_text(by_device: Series, table: DeviceTable, known: Mask) -> str:
     """Why devices with a series have no valid value."""
-    devices = list(match.devices_without)
+    devices = list(by_device.invalid)
     without = [
         device
         for device, is_known in zip(devices, known[table.index.numbers(devices)], strict=True)
@@ -406,7 +407,7 @@ def _invalid_text(match: SeriesMatch, series: Series, table: DeviceTable, known:
     if not without:
         return ""
     more = f" and {len(without) - 1} more devices have" if len(without) > 1 else " has"
-    why = aggregation.conflict_of_device(series.invalid[match.devices_without[without[0]]])
+    why = aggregation.conflict_of_device(by_device.invalid[without[0]])
     return f"{without[0]}{more} no valid value: {why}"
 
 

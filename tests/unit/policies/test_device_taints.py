@@ -235,6 +235,28 @@ def test_newest_series_counts_after_an_exporter_restarted_with_another_address(e
     assert evaluator.step({f"{ended}/n2-3": 95, **dict.fromkeys(values.keys() - {f"{ended}/n2-3"}, 20)}) == {}
 
 
+@pytest.mark.parametrize(
+    ("values", "aggregate", "tainted"),
+    [((20, 95), "", False), ((95, 20), "", False), ((91, 95), "", True), ((95, 95), "", True),
+     ((20, 95), "max", True), ((95, 20), "min", False), ((91, 95), "min", True), ((20, 95), "avg", False)],
+)  # fmt: skip
+def test_newest_series_of_one_time_that_differ_have_no_value_without_aggregation(
+    values: tuple[int, int], aggregate: str, tainted: bool
+) -> None:
+    evaluator = Evaluator(policy(HOT | ({"aggregate": aggregate} if aggregate else {})))
+    evaluator.ages_s = {"10.0.0.7/n2-3": 30}
+    names = "10.0.0.5/n2-3", "10.0.0.9/n2-3"
+    actual = evaluator.step(dict(zip(names, values, strict=True)) | {"10.0.0.7/n2-3": 99, "n1/n1-0": 99})
+    assert actual == {"n1/gpu-0": "NoSchedule"} | ({"n2/gpu-3": "NoSchedule"} if tainted else {})
+    assert evaluator.step(dict.fromkeys(names, 95)) == dict.fromkeys(("n1/gpu-0", "n2/gpu-3"), "NoSchedule")
+    kept = evaluator.step(dict(zip(names, (20, 95), strict=True)))
+    assert ("n2/gpu-3" in kept) == (aggregate != "min"), "without a value, it stays tainted"
+    reasons = str(evaluator.report())
+    assert ("n2/gpu-3 has no valid value: 2 series of one device differ" in reasons) == (
+        aggregate in ("", "avg")
+    )
+
+
 def test_device_without_attribute_is_identified_by_its_name() -> None:
     rule = {name: value for name, value in HOT.items() if name != "deviceAttribute"}
     listed = [msgspec.structs.replace(item, identities=()) for item in slices("n1", "n2")]
