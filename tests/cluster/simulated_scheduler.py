@@ -3,10 +3,10 @@
 import contextlib
 from collections.abc import Iterator, Sequence
 
-from nodewise.base.clock import ManualClock
 from nodewise.scheduling_model import simulated_cluster
 from tests.cluster.api_client import Object
 from tests.cluster.scheduler_interface import SchedulingOutcome
+from tests.manual_clock import ManualClock
 
 
 class SimulatedScheduler:

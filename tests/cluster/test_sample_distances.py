@@ -11,13 +11,14 @@ from typing import Any, Final
 import pytest
 import yaml
 
-from nodewise.base.clock import ManualClock, format_rfc3339
+from nodewise.base.clock import format_rfc3339
 from nodewise.metrics.prometheus.client import PrometheusClient, PrometheusConnection
 from nodewise.metrics.prometheus.options import PrometheusOptions
 from nodewise.metrics.prometheus.query_responses import QueryResponse
 from nodewise.observe.metrics_registry import MetricsRegistry
 from tests.cluster import read_only_commands
 from tests.cluster.metric_back_ends import MetricBackEnd
+from tests.manual_clock import ManualClock
 from tests.unit.metrics.refreshed_policy import PERIOD_S, rejections
 
 NODES: Final = [f"rack-{number}" for number in range(12)]

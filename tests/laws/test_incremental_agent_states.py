@@ -12,7 +12,6 @@ from hypothesis import strategies as st
 from nodewise.agent import ClusterState, Inputs, MetricRequest, NodeIndex
 from nodewise.agent.state import NODES
 from nodewise.base import cooperative_scheduling
-from nodewise.base.clock import ManualClock
 from nodewise.engine.cluster_state_changes import Override
 from nodewise.engine.snapshot_cache import SnapshotCache, Stores
 from nodewise.kube import struct_type_merge
@@ -25,6 +24,7 @@ from nodewise_scorers import pigeon
 from nodewise_scorers.pigeon.agent import PODS, HoldingPod, PigeonStateBuilder
 from nodewise_scorers.pigeon.options import PigeonOptions
 from scorers_tests.unit.pigeon.cluster_notation import node
+from tests.manual_clock import ManualClock
 from tests.unit.incremental_agent_states import built
 
 Thing = struct_type_merge.merge("Thing")

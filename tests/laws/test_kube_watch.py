@@ -11,7 +11,6 @@ import msgspec
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from nodewise.base.clock import ManualClock
 from nodewise.base.errors import Refused, Unavailable
 from nodewise.kube import reflector as reflector_module
 from nodewise.kube import struct_type_merge
@@ -20,6 +19,7 @@ from nodewise.kube.reflector import ObjectDecoder, Reflector, ReflectorTarget, W
 from nodewise.kube.store import Changes, Key
 from nodewise.observe.metrics_registry import MetricsRegistry
 from nodewise.scheduling_model.in_memory_api import CONFIGMAPS, FakeApi
+from tests.manual_clock import ManualClock
 
 
 class WatchData(msgspec.Struct, frozen=True):

@@ -12,10 +12,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from nodewise.agent import NodeIndex
-from nodewise.base.clock import ManualClock
 from nodewise.metrics.prometheus.query_responses import QueryResponse, decode_response
 from nodewise.policy_tools.policy_suite import START, InputSeries, InputSeriesSource, PolicyTest
 from nodewise.policy_tools.policy_timeline import PolicyTimeline, TimelineSettings
+from tests.manual_clock import ManualClock
 from tests.unit.metrics.refreshed_policy import PERIOD_S, objects_of, rejections
 
 NODES: Final = ("a", "b", "c", "d", "e")

@@ -33,28 +33,6 @@ class SystemClock:
         await asyncio.sleep(seconds)
 
 
-class ManualClock:
-    """A clock that only `advance` and `sleep` move, for tests and simulations."""
-
-    def __init__(self, now: float = 0.0) -> None:
-        self._now = now
-
-    def now(self) -> float:
-        return self._now
-
-    def monotonic(self) -> float:
-        return self._now
-
-    def advance(self, seconds: float) -> None:
-        self._now += seconds
-
-    async def sleep(self, seconds: float) -> None:
-        import asyncio
-
-        self.advance(seconds)
-        await asyncio.sleep(0)
-
-
 def parse_rfc3339(text: str) -> float:
     """Seconds since 1970 of a Kubernetes timestamp such as `2026-11-21T00:43:47Z`; ValueError for any other text."""
     stamp = datetime.fromisoformat(text)

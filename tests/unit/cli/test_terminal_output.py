@@ -10,7 +10,6 @@ import pytest
 import yaml
 from click.testing import CliRunner
 
-from nodewise.base.clock import ManualClock
 from nodewise.base.errors import Refused, Unavailable
 from nodewise.cli import agents, explain, main, policy, terminal_output
 from nodewise.cli.configure import host
@@ -22,6 +21,7 @@ from nodewise.cli.terminal_output import Progress
 from nodewise.engine.decision_json import DecisionPage
 from nodewise_cpu import configmap_store
 from nodewise_cpu.workload import isolate
+from tests.manual_clock import ManualClock
 
 EVIL = "no\x1b[2J\u202e\x9b31m\rKIND all is well"
 SHOWN = r"no\x1b[2J\u202e\x9b31m\rKIND all is well"

@@ -18,11 +18,11 @@ from nodewise.agent import (
     StateBuilder,
     Verdict,
 )
-from nodewise.base.clock import ManualClock
 from nodewise.engine import third_party_agents
 from nodewise.engine.third_party_agents import Origin, ThirdPartyKind
 from nodewise.metrics.metrics_snapshot import MetricsSnapshot
 from nodewise.observe.metrics_registry import MetricsRegistry
+from tests.manual_clock import ManualClock
 
 NAMES = ["a", "b", "c"]
 ORIGIN = Origin("odd", "nodewise-odd", "1.2")

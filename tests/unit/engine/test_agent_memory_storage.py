@@ -9,7 +9,6 @@ import msgspec
 import pytest
 from structlog.testing import capture_logs
 
-from nodewise.base.clock import ManualClock
 from nodewise.base.errors import BadInput, Conflict, Unavailable
 from nodewise.engine.agent_memory_storage import (
     NAME,
@@ -19,6 +18,7 @@ from nodewise.engine.agent_memory_storage import (
     StoredMemory,
 )
 from nodewise.scheduling_model.in_memory_api import CONFIGMAPS, FakeApi
+from tests.manual_clock import ManualClock
 
 
 class Sum:

@@ -9,12 +9,12 @@ from typing import Any
 import pytest
 
 from nodewise.agent import ClusterState, Inputs, MetricRequest, Snapshot, StateBuilder
-from nodewise.base.clock import ManualClock
 from nodewise.engine.snapshot_cache import SnapshotCache, Stores
 from nodewise.kube.store import StoreWriter
 from nodewise.metrics.metrics_source import RefreshOptions
 from nodewise.metrics.refresher import MetricsRefresher
 from nodewise.observe.metrics_registry import MetricsRegistry
+from tests.manual_clock import ManualClock
 
 PERIOD_S = 5.0
 

@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from nodewise.base.clock import ManualClock
 from nodewise.engine.agent_memory_storage import AgentMemory, FileMemoryStore
 from nodewise.engine.third_party_agents import ThirdPartyState
+from tests.manual_clock import ManualClock
 from tests.unit.engine import replaceable_agent
 from tests.unit.engine.replaceable_agent import OddKind, OddSetup
 

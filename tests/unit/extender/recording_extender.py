@@ -9,7 +9,6 @@ from nodewise import agents
 from nodewise.agent import ClusterState, NodeIndex, Snapshot
 from nodewise.agents.telemetry import TelemetryKind
 from nodewise.base import cooperative_scheduling
-from nodewise.base.clock import ManualClock
 from nodewise.base.errors import BadInput
 from nodewise.engine import recording_file, request_recorder
 from nodewise.engine.agent_chain import ChainOptions
@@ -22,6 +21,7 @@ from nodewise.observe.metrics_registry import MetricsRegistry
 from nodewise.policies.options import TelemetryOptions
 from nodewise.scheduling_model.recording_replay import Difference, Player, ReplayAgents
 from nodewise.server.application import Request
+from tests.manual_clock import ManualClock
 from tests.unit.incremental_agent_states import changed
 
 KIND = agents.load("telemetry")

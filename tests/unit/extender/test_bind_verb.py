@@ -8,7 +8,6 @@ import pytest
 
 from nodewise.agent import NodeIndex, Snapshot
 from nodewise.agent.bind_plugin_interface import BindPlan, BindPlugin, Refusal
-from nodewise.base.clock import ManualClock
 from nodewise.base.errors import BadInput
 from nodewise.engine.decision import Decision, DecisionRing
 from nodewise.extender.binding import BindOutcome
@@ -16,6 +15,7 @@ from nodewise.extender.routes import BindRoutes, Extender, RequestHandler
 from nodewise.extender.wire_format import BindingArgs
 from nodewise.observe.metrics_registry import MetricsRegistry
 from nodewise.server.application import Request
+from tests.manual_clock import ManualClock
 from tests.unit.extender.binding_replicas import NoFreeDevice
 
 ASKED = {"PodName": "p", "PodNamespace": "d", "PodUID": "u", "Node": "n1"}

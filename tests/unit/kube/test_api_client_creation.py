@@ -15,13 +15,13 @@ import yaml
 from cryptography.hazmat.primitives import serialization
 from structlog.testing import capture_logs
 
-from nodewise.base.clock import ManualClock
 from nodewise.base.errors import BadSettings, Refused
 from nodewise.kube import credentials
 from nodewise.kube.api_client_creation import SMALL_RECEIVE_BUFFER, connect
 from nodewise.kube.credentials import BearerTokenFile, ExecPlugin
 from nodewise.kube.kubeconfig import KubeconfigContext, KubeOptions
 from nodewise.observe.metrics_registry import MetricsRegistry
+from tests.manual_clock import ManualClock
 
 
 @pytest.fixture(scope="session")

@@ -3,13 +3,13 @@ from typing import Any
 
 import pytest
 
-from nodewise.base.clock import ManualClock
 from nodewise.base.errors import Refused, Unavailable
 from nodewise.kube import event_recorder
 from nodewise.kube.event_recorder import EventRecorder, EventReporter, FairEventQueue, ObjectReference
 from nodewise.kube.resource_kinds import EVENTS, NODES, PODS
 from nodewise.observe.metrics_registry import MetricsRegistry
 from nodewise.scheduling_model.in_memory_api import FakeApi
+from tests.manual_clock import ManualClock
 from tests.unit.kube.api_suite import run_in_background
 
 NODE = ObjectReference(NODES, "", "node-a", "uid-1")

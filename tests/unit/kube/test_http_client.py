@@ -12,13 +12,13 @@ import httpx2
 import msgspec
 import pytest
 
-from nodewise.base.clock import ManualClock
 from nodewise.base.errors import BadInput, BadSettings, Conflict, NodewiseError, Refused, Unavailable
 from nodewise.kube import api_server_interface, http_client, http_transport
 from nodewise.kube.api_server_interface import ApiCall, Expired, NotAllowed, NotFound, Patch, TokenBucket
 from nodewise.kube.http_client import ConnectionInfo, HttpApi, LineSplitter
 from nodewise.kube.write_rate import WriteRate
 from nodewise.observe.metrics_registry import MetricsRegistry
+from tests.manual_clock import ManualClock
 from tests.unit.kube import virtual_time
 
 Answer = Callable[[httpx2.Request], httpx2.Response]

@@ -13,7 +13,6 @@ import httpcore2
 import httpx2
 import pytest
 
-from nodewise.base.clock import ManualClock
 from nodewise.base.errors import Conflict, Unavailable
 from nodewise.kube import http_transport
 from nodewise.kube.api_server_interface import TokenBucket
@@ -27,6 +26,7 @@ from nodewise.kube.http_transport import (
     is_on_retired_connection,
 )
 from nodewise.observe.metrics_registry import MetricsRegistry
+from tests.manual_clock import ManualClock
 from tests.unit.kube import virtual_time
 
 

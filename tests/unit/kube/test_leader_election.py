@@ -3,7 +3,6 @@ from typing import Any
 import pytest
 from structlog.testing import capture_logs
 
-from nodewise.base.clock import ManualClock
 from nodewise.base.errors import Unavailable
 from nodewise.kube import leader_election
 from nodewise.kube.leader_election import (
@@ -17,6 +16,7 @@ from nodewise.kube.leader_election import (
 from nodewise.kube.resource_kinds import LEASES
 from nodewise.observe.metrics_registry import MetricsRegistry
 from nodewise.scheduling_model.in_memory_api import FakeApi
+from tests.manual_clock import ManualClock
 from tests.unit.server.raw_http_client import metric_value
 
 LOCK = LeaseLock("ns", "nodewise", "us")

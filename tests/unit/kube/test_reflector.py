@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 
-from nodewise.base.clock import ManualClock
 from nodewise.base.errors import Refused, Unavailable
 from nodewise.kube.api_server_interface import NotFound
 from nodewise.kube.reflector import (
@@ -20,6 +19,7 @@ from nodewise.kube.reflector import (
 from nodewise.kube.resource_kinds import Resource
 from nodewise.observe.metrics_registry import MetricsRegistry
 from nodewise.scheduling_model.in_memory_api import CONFIGMAPS, FakeApi
+from tests.manual_clock import ManualClock
 from tests.unit.kube.api_suite import CONFIGMAP, run_in_background
 from tests.unit.server.raw_http_client import metric_value
 

@@ -9,7 +9,6 @@ import msgspec
 from nodewise.agent import ClusterState, NodeIndex
 from nodewise.agents.telemetry import KIND
 from nodewise.base import cooperative_scheduling
-from nodewise.base.clock import ManualClock
 from nodewise.metrics.metrics_source import RefreshOptions, merge_requests
 from nodewise.metrics.node_attributes import NodeAttributes
 from nodewise.metrics.prometheus.options import PrometheusOptions
@@ -18,6 +17,7 @@ from nodewise.metrics.refresher import MetricsRefresher
 from nodewise.observe.metrics_registry import MetricsRegistry
 from nodewise.policies.policy_objects import PolicyMetadata, PolicyObject
 from nodewise.policy_tools.policy_timeline import TimelineSettings
+from tests.manual_clock import ManualClock
 
 PERIOD_S: Final = RefreshOptions().sync_period_s
 _URL: Final = "http://127.0.0.1:9"

@@ -1,6 +1,5 @@
 """The metric names in `/metrics`, which tenants choose, are limited and shared fairly."""
 
-from nodewise.base.clock import ManualClock
 from nodewise.metrics.metrics_source import MetricRequest
 from nodewise.metrics.refresher import (
     MAX_METRIC_NAMES,
@@ -10,6 +9,7 @@ from nodewise.metrics.refresher import (
 )
 from nodewise.metrics.series import Sample, Series
 from nodewise.observe.metrics_registry import MetricsRegistry
+from tests.manual_clock import ManualClock
 from tests.unit.kube import virtual_time
 
 NONE: frozenset[str] = frozenset()

@@ -7,7 +7,6 @@ from collections.abc import Mapping, Sequence
 import pytest
 
 from nodewise.base import cooperative_scheduling
-from nodewise.base.clock import ManualClock
 from nodewise.base.errors import Unavailable
 from nodewise.metrics import source_selection
 from nodewise.metrics.metrics_source import MetricRequest
@@ -22,6 +21,7 @@ from nodewise.metrics.source_selection import (
     RETRY_S,
     MetricNameSuggestions,
 )
+from tests.manual_clock import ManualClock
 
 UNKNOWN = Cause("MetricUnknown", "Prometheus has no series of this name", "correct the name")
 NAMES = ("node_temperature", "node_load1", "up")

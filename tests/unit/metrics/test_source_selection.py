@@ -7,13 +7,13 @@ from typing import Any
 import pytest
 import structlog
 
-from nodewise.base.clock import ManualClock
 from nodewise.base.errors import Unavailable
 from nodewise.metrics.metrics_source import MetricNotFound, MetricRequest, NoValues
 from nodewise.metrics.missing_values import Cause
 from nodewise.metrics.series import Sample, Series
 from nodewise.metrics.source_selection import SEARCH_PERIOD_S, FetchFailure, FetchLimits, SourceSelector
 from nodewise.observe.metrics_registry import MetricsRegistry
+from tests.manual_clock import ManualClock
 from tests.unit.kube import virtual_time
 
 M = MetricRequest("m")

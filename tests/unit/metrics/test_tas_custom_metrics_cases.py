@@ -12,7 +12,6 @@ from typing import Any, NamedTuple
 import pytest
 
 from nodewise.base import clock as clocks
-from nodewise.base.clock import ManualClock
 from nodewise.base.errors import Unavailable
 from nodewise.kube.api_server_interface import NotFound
 from nodewise.metrics.custom_metrics_api import CustomMetricsSource
@@ -20,6 +19,7 @@ from nodewise.metrics.metrics_source import MetricRequest, RefreshOptions
 from nodewise.metrics.refresher import MetricsRefresher
 from nodewise.metrics.series import Sample
 from nodewise.observe.metrics_registry import MetricsRegistry
+from tests.manual_clock import ManualClock
 from tests.unit.metrics.custom_metrics_objects import group, item
 
 NANO = 10**9

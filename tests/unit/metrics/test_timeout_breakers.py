@@ -5,7 +5,6 @@ import asyncio
 import pytest
 import structlog
 
-from nodewise.base.clock import ManualClock
 from nodewise.base.errors import Unavailable
 from nodewise.metrics.metrics_source import MetricRequest, RefreshOptions
 from nodewise.metrics.missing_values import Cause
@@ -21,6 +20,7 @@ from nodewise.metrics.source_selection import (
     TimeoutBreakers,
 )
 from nodewise.observe.metrics_registry import MetricsRegistry
+from tests.manual_clock import ManualClock
 from tests.unit.kube import virtual_time
 from tests.unit.kube.virtual_time import VirtualClock
 

@@ -12,7 +12,6 @@ import pytest
 
 from nodewise import agents
 from nodewise.agent import Snapshot
-from nodewise.base.clock import ManualClock
 from nodewise.base.errors import BadInput, Conflict, NodewiseError, Problem, Refused, Unavailable
 from nodewise.engine import object_feed
 from nodewise.kube.api_server_interface import NONE, NotFound, Params, Patch
@@ -39,6 +38,7 @@ from nodewise.policies.rule_evaluation import AvoidVerdict
 from nodewise.policies.shard_reports import PolicyShardReport, ShardReport, ShardReports
 from nodewise.policies.state import POLICY_KINDS, PolicyState, TelemetryState
 from nodewise.policies.verdict_labels import label_key
+from tests.manual_clock import ManualClock
 from tests.unit.agents.fake_controller_handle import build_handle
 from tests.unit.kube.failing_api import FailingApi
 

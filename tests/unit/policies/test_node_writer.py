@@ -10,7 +10,6 @@ import pytest
 
 from nodewise import agents
 from nodewise.agent import Snapshot
-from nodewise.base.clock import ManualClock
 from nodewise.base.errors import BadInput, Conflict, NodewiseError, Refused, Unavailable
 from nodewise.engine import object_feed
 from nodewise.kube.api_server_interface import NONE, Params, Patch
@@ -33,6 +32,7 @@ from nodewise.policies.placement_policy import Policy
 from nodewise.policies.policy_objects import PolicyObject
 from nodewise.policies.state import POLICIES, PolicyState
 from nodewise.scheduling_model.in_memory_api import FakeApi
+from tests.manual_clock import ManualClock
 from tests.unit.agents.fake_controller_handle import build_handle
 from tests.unit.policies.policy_snapshot_builders import tas_key
 

@@ -3,12 +3,12 @@
 import msgspec
 
 from nodewise.agents.telemetry import KIND
-from nodewise.base.clock import ManualClock
 from nodewise.engine.decision import DecisionRing
 from nodewise.extender.routes import Extender, RequestHandler
 from nodewise.observe.metrics_registry import MetricsRegistry
 from nodewise.policies.agent import TelemetryAgent
 from nodewise.policies.options import TelemetryOptions
+from tests.manual_clock import ManualClock
 from tests.unit.policies.placement_policy_cluster import ALL, HOT, Cluster, placement, pod, policy_object
 from tests.unit.policies.policy_snapshot_builders import candidates
 

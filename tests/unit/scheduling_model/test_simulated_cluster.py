@@ -1,9 +1,9 @@
 import pytest
 
-from nodewise.base.clock import ManualClock
 from nodewise.scheduling_model import simulated_cluster
 from nodewise.scheduling_model.simulated_cluster import Cluster
 from tests.cluster import kubernetes_objects as made
+from tests.manual_clock import ManualClock
 from tests.unit.scheduling_model import fake_extender
 from tests.unit.scheduling_model.fake_extender import FakeExtender
 

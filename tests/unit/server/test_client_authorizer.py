@@ -7,7 +7,6 @@ import trustme
 from cryptography.x509.oid import ExtendedKeyUsageOID
 from structlog.testing import capture_logs
 
-from nodewise.base.clock import ManualClock
 from nodewise.server.application import Route
 from nodewise.server.client_authorizer import (
     PINNED,
@@ -18,6 +17,7 @@ from nodewise.server.client_authorizer import (
 from nodewise.server.connection_close_reasons import CloseReasons
 from nodewise.server.options import ServeOptions
 from nodewise.server.server_certificates import ServerCertificates
+from tests.manual_clock import ManualClock
 from tests.unit.server.raw_http_client import (
     ECHO,
     RefusedError,

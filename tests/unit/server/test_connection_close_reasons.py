@@ -3,10 +3,10 @@ import ssl
 import pytest
 from structlog.testing import capture_logs
 
-from nodewise.base.clock import ManualClock
 from nodewise.observe.metrics_registry import MetricsRegistry
 from nodewise.server import connection_close_reasons
 from nodewise.server.connection_close_reasons import CloseReasons
+from tests.manual_clock import ManualClock
 from tests.unit.server.raw_http_client import metric_value
 
 

@@ -5,9 +5,10 @@ from typing import Any, cast
 
 import numpy as np
 import pytest
+from tests.manual_clock import ManualClock
 
 from nodewise.base import quantity
-from nodewise.base.clock import ManualClock, format_rfc3339, parse_rfc3339
+from nodewise.base.clock import format_rfc3339, parse_rfc3339
 from nodewise.base.errors import Conflict, NodewiseError, Refused, Unavailable
 from nodewise.kube.api_server_interface import NONE, Params, Patch
 from nodewise.kube.resource_kinds import NODES

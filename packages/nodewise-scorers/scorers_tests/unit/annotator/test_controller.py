@@ -5,10 +5,10 @@ from typing import Any
 
 import msgspec
 import pytest
+from tests.manual_clock import ManualClock
 from tests.unit.agents.fake_controller_handle import build_handle
 
 from nodewise.agent import NodeIndex, Snapshot
-from nodewise.base.clock import ManualClock
 from nodewise.kube.resource_kinds import NODES
 from nodewise.kube.store import StoreWriter
 from nodewise.scheduling_model.in_memory_api import FakeApi
