@@ -641,15 +641,16 @@ async def _read_and_evaluate(  # complexity: sources of settings, values and tim
     command_line: CommandLine, api: Api | None, running: RunningConfiguration | None
 ) -> DecisionInputs:
     selection = _select_inputs(command_line)
+    sources = decide_inputs.read_files(selection, api)
     only_predicts_devices = False
     if api is not None and running is not None and not selection.agents and "gpu" not in selection.options:
-        waiting = await decide_inputs.read_waiting_pods(selection, api, gpu_pod_fields.RequestedGpuPod)
+        waiting = await decide_inputs.read_waiting_pods(selection, sources, gpu_pod_fields.RequestedGpuPod)
         only_predicts_devices = any(map(_may_request_devices, waiting))
     if only_predicts_devices:
         gpu = agents.load("gpu")
         options = {**selection.options, gpu.name: command_line.agent_options(gpu)}
         selection = selection._replace(options=options)
-    inputs = await decide_inputs.read_objects(selection, api)
+    inputs = await decide_inputs.read_objects(selection, sources)
     refresh = command_line.settings(RefreshOptions)
     states = {
         kind.name: kind.state(selection.options[kind.name], refresh.sync_period_s) for kind in inputs.kinds

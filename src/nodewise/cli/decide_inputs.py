@@ -214,7 +214,7 @@ class _ObjectQuery(NamedTuple):
     """As a `fieldSelector`."""
 
 
-class _ObjectSources(NamedTuple):
+class ObjectSources(NamedTuple):
     """The sources of objects; a later source overrides an earlier one."""
 
     api: Api | None
@@ -222,17 +222,20 @@ class _ObjectSources(NamedTuple):
     policies: FileObjects
 
 
-async def read_objects(
-    selection: InputSelection,
-    api: Api | None,
-    more: Sequence[Watched] = (),
-) -> ObjectsAndMetrics:
-    """All inputs except the metrics of live sources, with more kinds than agents read. `BadInput` names what cannot be
-    read in files.
+def read_files(selection: InputSelection, api: Api | None) -> ObjectSources:
+    """The sources of a command's objects. Standard input can be read only once. `BadInput` names what cannot be read
+    in files.
     """
+    plain, _ = metric_files.split_paths(selection.paths)
+    return ObjectSources(api, object_files.read(plain), object_files.read(selection.policies))
+
+
+async def read_objects(
+    selection: InputSelection, sources: ObjectSources, more: Sequence[Watched] = ()
+) -> ObjectsAndMetrics:
+    """All inputs except the metrics of live sources, with more kinds than agents read."""
     kinds = [agents.load(name) for name in selection.options]
-    plain, tables = metric_files.split_paths(selection.paths)
-    sources = _ObjectSources(api, object_files.read(plain), object_files.read(selection.policies))
+    _, tables = metric_files.split_paths(selection.paths)
     all_watched = object_feed.watched_objects(kinds, selection.options)
     _warn_of_misspelled_kinds(sources, [NODES, PODS, *(watched.resource for watched in all_watched)])
     node_type = object_feed.merge_node_types(kinds)
@@ -264,10 +267,10 @@ async def read_objects(
     return ObjectsAndMetrics(kinds, nodes, pods, objects, snapshot, frozenset(refused))
 
 
-async def read_waiting_pods(selection: InputSelection, api: Api, fields: type[msgspec.Struct]) -> list[Any]:
+async def read_waiting_pods(
+    selection: InputSelection, sources: ObjectSources, fields: type[msgspec.Struct]
+) -> list[Any]:
     """The waiting pods of the selected namespace, with the fields of a struct and `PodPlacement`."""
-    plain, _ = metric_files.split_paths(selection.paths)
-    sources = _ObjectSources(api, object_files.read(plain), object_files.read(selection.policies))
     watched = Watched("pods", PODS, merge("Pod", PodPlacement, fields))
     [pods] = await _run_queries(sources, [_ObjectQuery(watched, selection.namespace, _WAITING)])
     return [
@@ -332,7 +335,7 @@ def extended_resources(pod: Any) -> set[str]:
 
 
 async def _read_bound_pods(
-    sources: _ObjectSources, kinds: Sequence[AgentKind], selection: InputSelection
+    sources: ObjectSources, kinds: Sequence[AgentKind], selection: InputSelection
 ) -> dict[str, ObjectsByKey]:
     """The pods that agents watch, by the name in `Watched`."""
     all_watched = object_feed.watched_objects(kinds, selection.options)
@@ -346,7 +349,7 @@ def node_facts(nodes: ObjectsByKey) -> NodeAttributes:
     return cooperative_scheduling.run_without_pauses(node_attributes.read_node_attributes(nodes.values()))
 
 
-def _warn_of_misspelled_kinds(sources: _ObjectSources, resources: Iterable[Resource]) -> None:
+def _warn_of_misspelled_kinds(sources: ObjectSources, resources: Iterable[Resource]) -> None:
     """Warn of objects whose kind is nearly one that is read: without them, the decision would be another one."""
     kinds: dict[str, set[str]] = {}
     for resource in resources:
@@ -375,14 +378,14 @@ async def read_nodes(
         _ObjectQuery(Watched("nodes", NODES, object_feed.merge_node_types(()))),
         *map(_ObjectQuery, more),
     ]
-    nodes, *lists = await _run_queries(_ObjectSources(api, files, FileObjects({})), queries)
+    nodes, *lists = await _run_queries(ObjectSources(api, files, FileObjects({})), queries)
     objects = {watched.name: listed for watched, listed in zip(more, lists, strict=True)}
     snapshot = metric_files.read_snapshot(files, tables, node_facts(nodes))
     return ObjectsAndMetrics((), nodes, {}, objects, snapshot)
 
 
 async def _run_queries(
-    sources: _ObjectSources, queries: Sequence[_ObjectQuery], refused: set[str] | None = None
+    sources: ObjectSources, queries: Sequence[_ObjectQuery], refused: set[str] | None = None
 ) -> list[ObjectsByKey]:
     """The objects of the cluster and of files for each query, by namespace and name; `refused` as in
     `_list_from_cluster`.

@@ -195,7 +195,8 @@ async def _compare(  # complexity: reads, evaluates and compares
     selection = InputSelection(own.paths, (), [KIND.name], {KIND.name: options}, "", running=True)
     kube = command_line.settings(ClusterOptions).kube
     async with open_api(kube) if own.cluster else nullcontext() as api:
-        inputs = await decide_inputs.read_objects(selection, api, _watched_devices(old, new))
+        sources = decide_inputs.read_files(selection, api)
+        inputs = await decide_inputs.read_objects(selection, sources, _watched_devices(old, new))
         if not inputs.nodes:
             raise BadInput(
                 "policy diff", [Problem(" ".join(own.paths) or "the cluster", "no Node", "at least one Node")]

@@ -32,7 +32,7 @@ from tests.cluster.fake_port_forward import FakePortForward
 AT = 1_700_000_000.0
 """The time of the replica, far from that of this machine."""
 TELEMETRY = agents.load("telemetry")
-POLICY = {
+POLICY: dict[str, Any] = {
     "apiVersion": "nodewise.io/v1alpha1",
     "kind": "PlacementPolicy",
     "metadata": {"name": "cool", "namespace": "web", "uid": "u1"},
@@ -59,15 +59,15 @@ class Replica(NamedTuple):
         page = metric_values_endpoint.encode_page(header, metrics, "", AT)
         self.pages[""] = cooperative_scheduling.run_without_pauses(page)
 
-    def decide(self, *arguments: str, expected: int = 0) -> Any:
-        done = self.run(*arguments, "-o", "json")
+    def decide(self, *arguments: str, expected: int = 0, stdin: str = "") -> Any:
+        done = self.run(*arguments, "-o", "json", stdin=stdin)
         assert done.returncode == expected, done.stderr
         return json.loads(done.stdout)
 
-    def run(self, *arguments: str) -> subprocess.CompletedProcess[str]:
+    def run(self, *arguments: str, stdin: str = "") -> subprocess.CompletedProcess[str]:
         command = ["decide", "--cluster", f"--kubeconfig={self.kubeconfig}", *arguments]
         environment = {"PATH": os.environ["PATH"], "HOME": "/nonexistent"}
-        return forked_commands.run([forked_commands.NODEWISE, *command], env=environment)
+        return forked_commands.run([forked_commands.NODEWISE, *command], env=environment, input=stdin)
 
 
 class ForwardingApi:

@@ -12,7 +12,7 @@ from nodewise.engine import metric_values_endpoint
 from nodewise.kube.resource_kinds import DEVICE_CLASSES, NAMESPACES, PODS, RESOURCE_CLAIMS, RESOURCE_SLICES
 from nodewise.metrics.metrics_snapshot import MetricsSnapshot
 from tests.cluster import device_objects
-from tests.unit.cli.running_replica import AT, Replica, heat, replica
+from tests.unit.cli.running_replica import AT, POLICY, Replica, heat, replica
 
 __all__ = ["replica"]
 
@@ -49,6 +49,12 @@ def test_files_and_sources_of_the_user_override_the_values(replica: Replica, tmp
     document = replica.decide(f"--metrics=file:{file}")
     assert document["decisions"][0]["feasible"] == ["a"]
     assert document["inputs"].startswith("settings of Pod/nodewise/nw-1")
+
+
+def test_standard_input_is_read_once(replica: Replica) -> None:
+    replica.serve(MetricsSnapshot({"heat": heat(90, 70)}))
+    document = POLICY | {"spec": POLICY["spec"] | {"avoid": [{"metric": "heat", "below": 80}]}}
+    assert replica.decide("--policy=-", stdin=json.dumps(document))["decisions"][0]["feasible"] == ["a"]
 
 
 def test_a_failure_in_the_replica_is_reported_with_its_cause(replica: Replica) -> None:
