@@ -189,11 +189,10 @@ class _Search:
         of_node = [*pools]
         of_node.sort(key=lambda node_pool: node_pool.pool.has_binding_conditions)
         for node_pool in of_node:
-            problem = node_pool.pool.problem or _counter_problem(node_pool)
-            if problem:
+            if problem := node_pool.pool.problem:
                 self.problem = f"pool {node_pool.pool.id.driver}/{node_pool.pool.id.pool}: {problem}"
                 continue
-            if node_pool.pool.counter_sets:
+            if node_pool.pool.counters.sets:
                 self._counters[node_pool.pool.id] = _counters_left(node_pool, use)
             self._candidates += [_Candidate(each, each.id, node_pool.pool.id) for each in node_pool.devices]
         self._count_steps(2 + len(self._candidates) // 4)
@@ -461,37 +460,26 @@ def _consumed_counters(device: Device) -> Counter[tuple[str, str]]:
 
 
 def _counters_left(node_pool: NodeDevicePool, use: DeviceUse) -> Counter[tuple[str, str]]:
+    """What is left of the counters that devices of the node consume."""
+    counters = node_pool.pool.counters
+    concerned = {each.counter_set for device in node_pool.devices for each in device.consumes_counters}
     left = Counter(
         {
             (counter_set, name): amount
-            for counter_set, counters in node_pool.pool.counter_sets.items()
-            for name, amount in counters.items()
+            for counter_set in concerned
+            for name, amount in counters.sets.get(counter_set, EMPTY).items()
         }
     )
-    for item in node_pool.pool.slices:
-        for device in item.devices:
-            if device.consumes_counters and (device.id in use.taken or device.id in use.shared):
-                left.subtract(_consumed_counters(device))
+    for used in {*use.taken, *use.shared}:
+        for device in counters.consumers.get(used, ()):
+            left.subtract(_consumed_counters(device))
     return left
-
-
-def _counter_problem(node_pool: NodeDevicePool) -> str:
-    """Why kube-scheduler 1.37 allocates no devices of a pool with counters; empty if it does."""
-    sets = node_pool.pool.counter_sets
-    for item in node_pool.pool.slices:
-        for device in item.devices:
-            for each in device.consumes_counters:
-                if each.compatibility_groups:
-                    return "found compatibility groups, which need an alpha feature"
-                if not each.counters.keys() <= sets.get(each.counter_set, EMPTY).keys():
-                    return f"device {device.name} has a counter that the pool does not have"
-    return ""
 
 
 def blocked_devices(pools: Iterable[NodeDevicePool], use: DeviceUse) -> Iterator[DeviceId]:
     """Free devices of partitionable pools that have too little left of a counter."""
     for node_pool in pools:
-        if node_pool.pool.counter_sets and not _counter_problem(node_pool):
+        if node_pool.pool.counters.sets and not node_pool.pool.counters.problem:
             left = _counters_left(node_pool, use)
             for device in node_pool.devices:
                 counters = _consumed_counters(device)

@@ -32,7 +32,7 @@ DEVICE_TAINT_RULES: Final = "device_taint_rules"
 """Keys of `ClusterState.objects` in agents that read these kinds."""
 
 DeviceState = Literal["free", "shared", "allocated", "unknown"]
-"""`shared`: claims have a part of it, and others can have more; `unknown`: its pool is incomplete."""
+"""`shared`: claims have a part of it, and others can have more; `unknown`: its pool is incomplete or invalid."""
 
 
 class DeviceHolder(NamedTuple):
@@ -118,11 +118,8 @@ class DeviceInventory(NamedTuple):
     @property
     def network(self) -> NodeDevices:
         """The devices that several nodes can use."""
-        pools = (
-            (pool.newest, tuple(device for item in pool.newest.slices for device in item.devices))
-            for pool in self.network_pools
-        )
-        return NodeDevices(tuple(NodeDevicePool(*each) for each in pools), self.network_holders)
+        pools = (NodeDevicePool(pool.newest, pool.newest_devices()) for pool in self.network_pools)
+        return NodeDevices(tuple(pools), self.network_holders)
 
     def of(self, node: str, labels: Mapping[str, str] = EMPTY) -> NodeDevices:
         """All devices that a node can use."""
@@ -215,8 +212,7 @@ class DeviceInventoryBuilder:
         if not pools and not devices and tainted == set():
             return self._inventory
         nodes = {*self._nodes} if tainted is None else set()
-        for device in devices | (tainted or set()):
-            nodes.update(self._nodes_of_device(device))
+        nodes |= self._nodes_of_devices(devices | (tainted or set()))
         for pool in pools:
             nodes |= self._rebuild_pool(pool)
             yield
@@ -280,35 +276,42 @@ class DeviceInventoryBuilder:
             of_pool[allocated.device] = (*of_pool.get(allocated.device, ()), holder)
         return {each.device for each in held}
 
-    def _nodes_of_device(self, device: DeviceId) -> Iterable[str]:
-        """The nodes whose own devices include it."""
-        nodes = self._nodes_of_pool.get(device.pool_id) or frozenset()
-        if len(nodes) <= 1:
-            return nodes
-        return [
-            node
-            for node in nodes
-            if any(
-                each.name == device.device and each.pool == device.pool
-                for each in self._nodes.get(node, _NO_DEVICES).devices()
-            )
-        ]
+    def _nodes_of_devices(self, devices: Iterable[DeviceId]) -> set[str]:
+        """The nodes whose own devices include one of these."""
+        names: dict[PoolId, set[str]] = {}
+        for device in devices:
+            names.setdefault(device.pool_id, set()).add(device.device)
+        nodes: set[str] = set()
+        for pool, of_pool in names.items():
+            every = self._nodes_of_pool.get(pool) or frozenset()
+            if len(every) <= 1:
+                nodes |= every
+                continue
+            for item in self._pools[pool].every:
+                nodes.update((each.scope or item.scope).node for each in item.devices if each.name in of_pool)
+        return nodes
 
     def _rebuild_pool(self, pool: PoolId) -> set[str]:
-        """The nodes that had or have its devices."""
-        before = self._nodes_of_pool.pop(pool, None) or frozenset()
-        for node in before:
+        """The nodes whose devices of the pool may be different."""
+        nodes_before = self._nodes_of_pool.pop(pool, None) or frozenset()
+        for node in nodes_before:
             self._pools_of_node[node].discard(pool)
-        slices = self._slices.get(pool)
+        slices, before = self._slices.get(pool), self._pools.pop(pool, None)
         if not slices:
             self._slices.pop(pool, None)
-            self._pools.pop(pool, None)
-            return set(before)
-        self._pools[pool] = group_pool(slices.values())
-        now = self._nodes_of_pool[pool] = self._pools[pool].nodes()
-        for node in now or ():
+            return set(nodes_before)
+        current = group_pool(slices.values())
+        if before is not None and current.newest == before.newest:
+            # nodes are compared with what they had, which is fast for one object
+            current = current._replace(newest=before.newest)
+        self._pools[pool], self._nodes_of_pool[pool] = current, current.nodes()
+        nodes = self._nodes_of_pool[pool] or frozenset()
+        for node in nodes:
             self._pools_of_node.setdefault(node, set()).add(pool)
-        return {*before, *(now or ())}
+        # the holders of a node also depend on whether it is the only one
+        if before is None or len(nodes_before) <= 1 or len(nodes) <= 1:
+            return {*nodes_before, *nodes}
+        return current.changed_nodes(before)
 
     def _rebuild_node(self, node: str) -> None:
         pools = sorted(self._pools_of_node.get(node, ()))

@@ -80,7 +80,7 @@ class NodeReport(NamedTuple):
 def report_node(node: str, node_devices: NodeDevices, device_class: DeviceClass | None = None) -> NodeReport:
     """Report the devices of a node; with a class, only those that match it or may match it."""
     blocked: frozenset[DeviceId] = frozenset()
-    if any(each.pool.counter_sets for each in node_devices.pools):
+    if any(each.pool.counters.sets for each in node_devices.pools):
         blocked = frozenset(blocked_devices(node_devices.pools, device_use(node_devices)))
     devices = []
     for node_pool in node_devices.pools:

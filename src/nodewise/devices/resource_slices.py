@@ -8,7 +8,7 @@ in `dynamic-resource-allocation/structured/internal/stable/pools_stable.go`.
 Objects of the API (`ResourceSliceObject`) are decoded from v1, v1beta2 and v1beta1, and stored as `ResourceSlice`.
 """
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import lru_cache
 from sys import intern
 from types import MappingProxyType
@@ -209,20 +209,29 @@ class ResourceSlice(msgspec.Struct, frozen=True, gc=False, kw_only=True):
         return PoolId(self.driver, self.pool)
 
 
+class PoolCounters(NamedTuple):
+    """The counters of the slices of a pool that count together."""
+
+    slices: tuple[ResourceSlice, ...] = ()
+    """Those with counter sets, or with devices that consume counters; the other fields depend only on these."""
+    sets: Mapping[str, Amounts] = EMPTY
+    """By counter set, its counters."""
+    consumers: Mapping[DeviceId, Sequence[Device]] = EMPTY
+    """The devices that consume counters. Devices for several nodes may have one name."""
+    problem: str = ""
+    """Why kube-scheduler 1.37 allocates no devices of the pool; empty if it does."""
+
+
 class DevicePool(NamedTuple):
     """The slices of a pool that count together: those of its newest generation, or those that count for one node."""
 
     id: PoolId
-    slices: tuple[ResourceSlice, ...]
-    """By name."""
+    generation: int
     problem: str = ""
     """Why kube-scheduler allocates no devices of the pool, such as `1 of 2 slices`; empty if it does."""
     has_binding_conditions: bool = False
     """Whether a slice for the node has a device with binding conditions, also one for another node."""
-
-    @property
-    def counter_sets(self) -> Mapping[str, Amounts]:
-        return {name: counters for item in self.slices for name, counters in item.counter_sets.items()}
+    counters: PoolCounters = PoolCounters()
 
 
 class NodeDevicePool(NamedTuple):
@@ -248,34 +257,53 @@ class PoolSlices(NamedTuple):
     """By name."""
     newest: DevicePool
     """The newest generation."""
+    newest_count: int
+    """The number of slices of the newest generation."""
     of_node: Mapping[str, tuple[ResourceSlice, ...]]
-    """By node, the slices for only this node."""
+    """By node, the slices whose nodes are all named, with devices for this node."""
     of_several: tuple[ResourceSlice, ...]
     """The other slices."""
 
     def nodes(self) -> frozenset[str] | None:
         """The nodes that can use its devices; None if that depends on labels of nodes."""
-        scopes = [scope for item in self.every for scope in _scopes(item)]
-        return frozenset(scope.node for scope in scopes) if all(scope.node for scope in scopes) else None
+        return None if self.of_several else frozenset(self.of_node)
+
+    def changed_nodes(self, before: "PoolSlices") -> set[str]:
+        """The named nodes for which the pool may count in another way than before."""
+        nodes = {*before.of_node, *self.of_node}
+        if (self.newest, self.newest_count) != (before.newest, before.newest_count):
+            return nodes
+        return {node for node in nodes if self.of_node.get(node) != before.of_node.get(node)}
+
+    def newest_devices(self) -> tuple[Device, ...]:
+        """The devices of the newest generation, in the order of the slices."""
+        return tuple(
+            device
+            for item in self.every
+            if item.generation == self.newest.generation
+            for device in item.devices
+        )
 
     def for_node(self, node: str, labels: Mapping[str, str]) -> NodeDevicePool | None:
         """The pool as it counts for a node; None if it does not concern the node."""
         own = self._newest_for(node, labels)
         if not own:
             return None
-        expected, ordered = own[0].slice_count, tuple(sorted(own, key=_slice_name))
-        if len(ordered) == expected:
-            slices = ordered
-        elif own[0].generation == self.newest.slices[0].generation:
-            slices = self.newest.slices
+        # kube-scheduler lists the slices for only this node first
+        first = min(own, key=lambda item: (not _is_for_one_node(item), _slice_name(item)))
+        is_whole, is_newest = len(own) == first.slice_count, first.generation == self.newest.generation
+        if is_newest and (not is_whole or len(own) == self.newest_count):
+            count, counters = self.newest_count, self.newest.counters
+        elif is_whole:
+            count, counters = len(own), _gather_counters(own)
         else:
             return None
-        pool = _build_pool(slices, ordered, expected)
-        devices = tuple(device for item in ordered for device in _devices_for(item, node, labels))
+        pool = _build_pool(own, count, first.slice_count, counters)
+        devices = tuple(device for item in own for device in _devices_for(item, node, labels))
         return NodeDevicePool(self.newest if pool == self.newest else pool, devices)
 
     def _newest_for(self, node: str, labels: Mapping[str, str]) -> list[ResourceSlice]:
-        """The slices for a node of their newest generation, those for only this node first."""
+        """The slices for a node of their newest generation, by name."""
         own = list(self.of_node.get(node, ()))
         for item in self.of_several:
             is_own = (
@@ -285,44 +313,84 @@ class PoolSlices(NamedTuple):
             )
             own += [item] if is_own else []
         generation = max((item.generation for item in own), default=0)
-        return [item for item in own if item.generation == generation]
+        return sorted((item for item in own if item.generation == generation), key=_slice_name)
 
 
 def group_pool(slices: Iterable[ResourceSlice]) -> PoolSlices:
     """Group the slices of one pool; at least one slice."""
     every = tuple(sorted(slices, key=_slice_name))
     generation = max(item.generation for item in every)
-    newest = tuple(item for item in every if item.generation == generation)
-    of_node: dict[str, tuple[ResourceSlice, ...]] = {}
+    newest = [item for item in every if item.generation == generation]
+    of_node: dict[str, list[ResourceSlice]] = {}
     of_several = []
     for item in every:
-        if item.scope.node and not item.has_scope_by_device:
-            of_node[item.scope.node] = (*of_node.get(item.scope.node, ()), item)
+        scopes = _scopes(item)
+        if all(scope.node for scope in scopes):
+            for node in {scope.node for scope in scopes}:
+                of_node.setdefault(node, []).append(item)
         else:
             of_several.append(item)
-    pool = _build_pool(newest, newest, newest[0].slice_count)
-    return PoolSlices(pool.id, every, pool, of_node, tuple(of_several))
+    # if the driver counts the slices of each node, no node reads the counters of all slices
+    is_whole = any(item.slice_count == len(newest) for item in newest)
+    counters = _gather_counters(newest) if is_whole else PoolCounters()
+    pool = _build_pool(newest, len(newest), newest[0].slice_count, counters)
+    by_node = {node: tuple(items) for node, items in of_node.items()}
+    return PoolSlices(pool.id, every, pool, len(newest), by_node, tuple(of_several))
+
+
+def _gather_counters(slices: Iterable[ResourceSlice]) -> PoolCounters:
+    """The counters of slices that count together."""
+    concerned = tuple(
+        item
+        for item in slices
+        if item.counter_sets or any(device.consumes_counters for device in item.devices)
+    )
+    if not concerned:
+        return PoolCounters()
+    sets = {name: counters for item in concerned for name, counters in item.counter_sets.items()}
+    devices = [device for item in concerned for device in item.devices if device.consumes_counters]
+    consumers: dict[DeviceId, list[Device]] = {}
+    for device in devices:
+        consumers.setdefault(device.id, []).append(device)
+    return PoolCounters(concerned, sets, consumers, _counter_problem(concerned, sets, devices))
+
+
+def _counter_problem(
+    slices: Iterable[ResourceSlice], sets: Mapping[str, Amounts], devices: Iterable[Device]
+) -> str:
+    """Why kube-scheduler 1.37 allocates no devices of a pool with these counters and consumers; empty if it does."""
+    if len(sets) < sum(len(item.counter_sets) for item in slices):
+        return "found two counter sets of one name"
+    for device in devices:
+        for each in device.consumes_counters:
+            if each.compatibility_groups:
+                return "found compatibility groups, which need an alpha feature"
+            if not each.counters.keys() <= sets.get(each.counter_set, EMPTY).keys():
+                return f"device {device.name} has a counter that the pool does not have"
+    return ""
 
 
 def _build_pool(
-    slices: tuple[ResourceSlice, ...], own: tuple[ResourceSlice, ...], expected: int
+    own: Sequence[ResourceSlice], count: int, expected: int, counters: PoolCounters
 ) -> DevicePool:
-    """The pool with slices of one generation, of which `own` are for the node."""
+    """The pool with `count` slices of one generation, of which `own` are for the node."""
     devices = [device.name for item in own for device in item.devices]
-    counter_sets = [name for item in slices for name in item.counter_sets]
-    problem = ""
-    if len(slices) != expected:
-        problem = f"found {len(slices)} of {expected} slices of generation {own[0].generation}"
+    if count != expected:
+        problem = f"found {count} of {expected} slices of generation {own[0].generation}"
     elif len(set(devices)) < len(devices):
         problem = "found two devices of one name"
-    elif len(set(counter_sets)) < len(counter_sets):
-        problem = "found two counter sets of one name"
+    else:
+        problem = counters.problem
     is_conditional = any(device.binding_conditions for item in own for device in item.devices)
-    return DevicePool(own[0].pool_id, slices, problem, is_conditional)
+    return DevicePool(own[0].pool_id, own[0].generation, problem, is_conditional, counters)
 
 
 def _slice_name(item: ResourceSlice) -> str:
     return item.metadata.name
+
+
+def _is_for_one_node(item: ResourceSlice) -> bool:
+    return bool(item.scope.node) and not item.has_scope_by_device
 
 
 def _devices_for(item: ResourceSlice, node: str, labels: Mapping[str, str]) -> Iterable[Device]:

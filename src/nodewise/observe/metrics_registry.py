@@ -53,8 +53,8 @@ METRICS: Final[dict[str, Metric]] = {
     ),
     "dra_devices": Metric(
         "Devices of DRA drivers, by driver, first DeviceClass and state: free, shared, allocated, blocked"
-        " (another partition has its counters), unknown (its pool is incomplete), or tainted as well. 200"
-        " series at most; other devices have an empty `driver`.",
+        " (another partition has its counters), unknown (its pool is incomplete or invalid), or tainted as"
+        " well. 200 series at most; other devices have an empty `driver`.",
         ("driver", "class", "state"),
     ),
     "gpu_nodes": Metric("Nodes with GPUs."),

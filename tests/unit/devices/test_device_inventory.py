@@ -1,13 +1,25 @@
 """The inventory follows changes of slices and claims, and equals one that is built from scratch."""
 
 import random
-from typing import Any
+from collections.abc import Iterator
+from typing import Any, ClassVar
+
+import msgspec
+import pytest
 
 from nodewise.base import cooperative_scheduling
+from nodewise.devices import device_allocation, device_inventory
 from nodewise.devices.device_inventory import DeviceInventory, DeviceInventoryBuilder
+from nodewise.devices.device_selectors import device_matches
 from nodewise.devices.device_taint_rules import DeviceSelector, DeviceTaintRule, RuleMetadata, TaintRuleSpec
 from nodewise.devices.resource_claims import ResourceClaim
-from nodewise.devices.resource_slices import DeviceId, DeviceTaint, ResourceSlice
+from nodewise.devices.resource_slices import (
+    Device,
+    DeviceId,
+    DeviceObjectMetadata,
+    DeviceTaint,
+    ResourceSlice,
+)
 from nodewise.kube.store import Key, difference
 from tests.unit.devices.test_resource_claims import claim_of
 from tests.unit.devices.test_resource_slices import DRIVER, devices, slice_of
@@ -109,15 +121,60 @@ def test_devices_of_the_network_belong_to_all_selected_nodes() -> None:
     assert states(inventory, "m", rack="1") == {"x": "allocated"}
 
 
-def test_change_of_one_node_leaves_the_devices_of_other_nodes_in_its_pool() -> None:
-    before = keyed(*(slice_of(node, node, devices=devices(node)) for node in ("n1", "n2")))
+@pytest.mark.parametrize("slice_count", [1, 2], ids=["slices of each node", "slices of all nodes"])
+def test_change_of_one_node_leaves_the_devices_of_other_nodes_in_its_pool(slice_count: int) -> None:
+    size = {"resourceSliceCount": slice_count}
+    before = keyed(*(slice_of(node, node, devices=devices(node), pool=size) for node in ("n1", "n2")))
     builder = DeviceInventoryBuilder()
     first = updated(builder, ({}, {}), (before, {}))
-    second = updated(
-        builder, (before, {}), (before | keyed(slice_of("n1", "n1", devices=devices("new"))), {})
-    )
+    changed = keyed(slice_of("n1", "n1", devices=devices("new"), pool=size))
+    second = updated(builder, (before, {}), (before | changed, {}))
     assert second.nodes["n2"] is first.nodes["n2"]
     assert states(second, "n1") == {"new": "free"}
+    third = updated(builder, (before | changed, {}), (before | changed, {("d", "c"): holding("new")}))
+    assert third.nodes["n2"] is first.nodes["n2"]
+    assert states(third, "n1") == {"new": "allocated"}
+
+
+def test_incomplete_pool_concerns_all_of_its_nodes() -> None:
+    before = keyed(
+        *(slice_of(node, node, devices=devices(node), pool={"resourceSliceCount": 3}) for node in "abc")
+    )
+    builder = DeviceInventoryBuilder()
+    assert states(updated(builder, ({}, {}), (before, {})), "a") == {"a": "free"}
+    after = {key: item for key, item in before.items() if key != ("", "c")}
+    assert states(updated(builder, (before, {}), (after, {})), "a") == {"a": "unknown"}
+
+
+class CountedDevices(tuple[Device, ...]):
+    """The devices of a slice, which count how often they are read."""
+
+    __slots__ = ()
+    reads: ClassVar = 0
+
+    def __iter__(self) -> Iterator[Device]:
+        CountedDevices.reads += 1
+        return super().__iter__()
+
+
+def test_prediction_for_a_node_does_not_read_the_slices_of_other_nodes() -> None:
+    size = {"resourceSliceCount": 20}
+    slices = []
+    for node in map(str, range(10)):
+        counters = [{"name": node, "counters": {"units": {"value": "2"}}}]
+        use = [{"counterSet": node, "counters": {"units": {"value": "1"}}}]
+        slices += [
+            slice_of(f"c{node}", node, sharedCounters=counters, pool=size),
+            slice_of(node, node, devices=[{"name": node, "consumesCounters": use}], pool=size),
+        ]
+    counted = (msgspec.structs.replace(item, devices=CountedDevices(item.devices)) for item in slices)
+    of_node = inventory_of(keyed(*counted), {("d", "c"): holding("0")}).of("0")
+    CountedDevices.reads = 0
+    use = device_inventory.device_use(of_node)
+    assert not [*device_allocation.blocked_devices(of_node.pools, use)]
+    claims = [ResourceClaim(metadata=DeviceObjectMetadata("c"))]
+    assert device_allocation.predict_devices(of_node.pools, claims, {}, use, device_matches) == ()
+    assert CountedDevices.reads == 0
 
 
 def test_any_sequence_of_changes_gives_the_inventory_of_its_end() -> None:

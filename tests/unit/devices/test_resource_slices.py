@@ -246,7 +246,16 @@ def test_counters_of_a_pool_are_shared_by_all_of_its_slices() -> None:
     ]
     pool = resource_slices.group_pool(slices)
     assert (pool.newest.problem, pool.nodes()) == ("", frozenset({"n"}))
-    assert pool.newest.counter_sets == {"gpu-0": {"memory": 80 * 2**30 * NANO}}
+    assert pool.newest.counters.sets == {"gpu-0": {"memory": 80 * 2**30 * NANO}}
+
+
+def test_pool_with_an_unknown_counter_is_invalid() -> None:
+    consumption = [{"counterSet": "gpu-0", "counters": {"memory": {"value": "1Gi"}}}]
+    pool = resource_slices.group_pool([slice_of(devices=[{"name": "a", "consumesCounters": consumption}])])
+    assert pool.newest.problem == "device a has a counter that the pool does not have"
+    of_node = pool.for_node("n", {})
+    assert of_node is not None
+    assert of_node.pool is pool.newest
 
 
 @pytest.mark.parametrize(
