@@ -227,6 +227,10 @@ _WARNING: Final = {
         "The node agent refused a request for CPUs. At most one line in ten seconds; `unlogged` counts the"
         " others."
     ),
+    "cpu_requests_delayed": (
+        "The requests of a pod or user to the node agent use much CPU time, so they are answered with delays."
+        " At most one line in ten seconds."
+    ),
     "cpu_unchecked": (
         "The node agent does not check whether pods requested their exclusive CPUs, because there is no API"
         " server (`--conf-dir`) or because of `--allow-unrequested`."

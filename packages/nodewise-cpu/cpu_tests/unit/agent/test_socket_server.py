@@ -6,6 +6,7 @@ import stat
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
@@ -14,9 +15,10 @@ import pytest
 from tests.cluster import skip_conditions
 
 from nodewise.base.errors import BadSettings, Unavailable
+from nodewise.observe import logs
 from nodewise_cpu import procfs
 from nodewise_cpu.agent import socket_server
-from nodewise_cpu.agent.socket_server import FairWorkerPool
+from nodewise_cpu.agent.socket_server import FairWorkerPool, WorkBudget
 from nodewise_cpu.procfs import USER_SLICE, CgroupOwner, parse_cgroup
 
 
@@ -139,6 +141,45 @@ def test_stop_finishes_running_jobs_and_drops_the_others() -> None:
     turns.stop(PATIENCE_S)
     turns.add("b", gates.job("b1"))
     assert gates.begun == ["a1"]
+
+
+def test_an_owner_beyond_its_cpu_time_waits_and_delays_no_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    pool = FairWorkerPool(2, WorkBudget(share=0.02, burst_s=0.1, max_delay_s=60.0))
+
+    def run_jobs(owner: str, *cpu_s: float) -> float:
+        """Run jobs one after the other, and return how long that took."""
+        begin_s = time.monotonic()
+        for seconds in cpu_s:
+            done = threading.Event()
+            pool.add(owner, partial(_use_cpu, seconds, done))
+            assert done.wait(PATIENCE_S)
+        return time.monotonic() - begin_s
+
+    logged = []
+    monkeypatch.setattr(logs, "emit", lambda event, **fields: logged.append((event, fields["peer"])))
+    run_jobs("modest", *[0.01] * 3)
+    assert run_jobs("greedy", *[0.05] * 4) > (3 * 0.05 - 0.1) / 0.02
+    run_jobs("modest", 0.01)
+    pool.stop(PATIENCE_S)
+    assert logged == [("cpu_requests_delayed", "greedy")]
+
+
+def test_a_long_job_delays_the_next_one_for_a_limited_time() -> None:
+    pool = FairWorkerPool(1, WorkBudget(share=0.01, burst_s=0.0, max_delay_s=0.5))
+    done = [threading.Event(), threading.Event()]
+    begin_s = time.monotonic()
+    pool.add("a", partial(_use_cpu, 0.2, done[0]))
+    pool.add("a", partial(_use_cpu, 0.0, done[1]))
+    assert done[1].wait(PATIENCE_S)
+    assert 0.7 < time.monotonic() - begin_s < 10
+    pool.stop(PATIENCE_S)
+
+
+def _use_cpu(seconds: float, done: threading.Event) -> None:
+    end_s = time.thread_time() + seconds
+    while time.thread_time() < end_s:
+        pass
+    done.set()
 
 
 POD = "01f2a6c3-9d1b-4c55-8a3e-6f0d0c8e4b11"

@@ -30,7 +30,7 @@ from nodewise.base.clock import SystemClock
 from nodewise.base.errors import BadInput, BadSettings, NodewiseError, Refused, Unavailable, shown
 from nodewise.observe import logs
 from nodewise.observe.metrics_registry import MetricsRegistry
-from nodewise.server.connection_close_reasons import CloseReasons
+from nodewise.server.connection_close_reasons import LOG_EVERY_S, CloseReasons
 from nodewise_cpu import agent_messages, procfs
 from nodewise_cpu.agent_messages import MAX_LINE_BYTES
 from nodewise_cpu.kernel_file_reader import read_text
@@ -40,17 +40,32 @@ from nodewise_cpu.procfs import parse_cgroup
 Job = Callable[[], None]
 
 
+class WorkBudget(NamedTuple):
+    """The CPU time that an owner's jobs may use: `burst_s` at once, and the `share` of one CPU in the long run.
+
+    After a long job, such as a reconfiguration, the next one is delayed by at most `max_delay_s`.
+    """
+
+    share: float = 0.25
+    burst_s: float = 5.0
+    max_delay_s: float = 5.0
+
+
 class FairWorkerPool:
-    """Runs jobs: those of one owner one at a time and in order, owners in turn.
+    """Runs jobs: those of one owner one at a time and in order, owners in turn, each within its budget.
 
     A job must not raise. `stop` waits for running jobs and drops the others.
     """
 
-    def __init__(self, threads: int) -> None:
+    def __init__(self, threads: int, budget: WorkBudget = WorkBudget()) -> None:  # noqa: B008 - immutable
+        self._budget = budget
         self._changed: Final = threading.Condition()
         self._queues: dict[str, deque[Job]] = {}
         """The jobs of each owner; the first owner is next."""
         self._busy_owners: set[str] = set()
+        self._earliest_s: dict[str, float] = {}
+        """When each owner's next job may start. It is in the past by what is left of the burst."""
+        self._next_log_s = float("-inf")
         self._stopped = False
         self._threads = [
             threading.Thread(target=self._run_jobs, name=f"answers-{number}", daemon=True)
@@ -78,8 +93,8 @@ class FairWorkerPool:
     def _run_jobs(self) -> None:
         while True:
             with self._changed:
-                self._changed.wait_for(lambda: self._stopped or self._next_owner() is not None)
-                owner = self._next_owner()
+                while (owner := self._next_owner()) is None and not self._stopped:
+                    self._changed.wait(self._pause_s())
                 if owner is None:
                     return
                 jobs = self._queues.pop(owner)
@@ -87,13 +102,42 @@ class FairWorkerPool:
                 if jobs:  # an owner with more jobs goes to the end
                     self._queues[owner] = jobs
                 self._busy_owners.add(owner)
+            begin_s = time.thread_time()
             job()
+            used_s = time.thread_time() - begin_s
             with self._changed:
                 self._busy_owners.remove(owner)
+                self._charge(owner, used_s)
                 self._changed.notify()
 
     def _next_owner(self) -> str | None:
-        return next((owner for owner in self._queues if owner not in self._busy_owners), None)
+        now_s = time.monotonic()
+        return next(
+            (owner for owner in self._idle_owners() if self._earliest_s.get(owner, now_s) <= now_s), None
+        )
+
+    def _idle_owners(self) -> Iterator[str]:
+        return (owner for owner in self._queues if owner not in self._busy_owners)
+
+    def _pause_s(self) -> float | None:
+        """The time until the next job may start; None if that is not a matter of time."""
+        now_s = time.monotonic()
+        pauses = [self._earliest_s.get(owner, now_s) - now_s for owner in self._idle_owners()]
+        return max(0.0, min(pauses)) if pauses else None
+
+    def _charge(self, owner: str, used_s: float) -> None:
+        """Delay the owner's next job if its burst is used up."""
+        now_s = time.monotonic()
+        full_burst_s = now_s - self._budget.burst_s / self._budget.share
+        earliest_s = (
+            max(full_burst_s, self._earliest_s.get(owner, full_burst_s)) + used_s / self._budget.share
+        )
+        self._earliest_s[owner] = min(earliest_s, now_s + self._budget.max_delay_s)
+        self._earliest_s = {other: at_s for other, at_s in self._earliest_s.items() if at_s > full_burst_s}
+        delay_s = self._earliest_s.get(owner, now_s) - now_s
+        if delay_s > 0 and now_s >= self._next_log_s:
+            self._next_log_s = now_s + LOG_EVERY_S
+            logs.emit("cpu_requests_delayed", peer=owner, seconds=round(delay_s, 3))
 
 
 _CREDENTIALS: Final = struct.Struct("3i")
