@@ -22,7 +22,7 @@ from nodewise.server.application import Application
 from nodewise.server.options import AdminOptions
 from nodewise.server.server import admin_routes, admin_server
 from nodewise_cpu import cpu_set_formats, pool_planning
-from nodewise_cpu.agent import socket_server
+from nodewise_cpu.agent import allocation_service, socket_server
 from nodewise_cpu.agent.allocation_service import AllocationService
 from nodewise_cpu.agent.socket_server import ConnectionLimits, PeerProcess, SocketServer
 from nodewise_cpu.allocation_store import AllocationStore
@@ -240,14 +240,15 @@ class PeriodicPublisher:
 
 
 class NodeAdvertiser(PeriodicPublisher):
-    """Advertises the node's exclusive cores as extended resources."""
+    """Advertises the node's exclusive cores as extended resources. `root` holds the machine's `sys`."""
 
     name = "advertise"
     every_s = _ADVERTISE_EVERY_S
 
-    def __init__(self, cluster: ClusterNode, *, taint: bool) -> None:
+    def __init__(self, cluster: ClusterNode, root: Path, *, taint: bool) -> None:
         super().__init__()
         self._cluster = cluster
+        self._root = root
         self._taint = taint
 
     def publish(self, collection: CollectionRound) -> None:
@@ -255,7 +256,9 @@ class NodeAdvertiser(PeriodicPublisher):
             super().publish(collection)
 
     def key(self, collection: CollectionRound) -> Mapping[str, int]:
-        return exclusive_core_advertisement.count_resources_to_advertise(collection.stored.allocations)
+        allocations = collection.stored.allocations
+        offline = allocations.cpus - allocation_service.read_online_cpus(self._root)
+        return exclusive_core_advertisement.count_resources_to_advertise(allocations, offline)
 
     def publish_now(self, collection: CollectionRound) -> None:
         exclusive_core_advertisement.advertise(

@@ -248,9 +248,7 @@ class AllocationService:
 
     def _allocate(self, task: Task, message: AllocateRequest) -> AllocateResponse:
         allocations = self.node.store.read().allocations
-        avoid = (
-            allocations.cpus - _read_online_cpus(self.node.sysfs) if message.affinity else frozenset[int]()
-        )
+        avoid = allocations.cpus - read_online_cpus(self.node.sysfs) if message.affinity else frozenset[int]()
         request = AllocationRequest(*message[:3], avoid=avoid, prefer=self.node.fast, caches=self.node.caches)
         allowed = self._max_lists_of_container(allocations, request, task)
         try:
@@ -402,7 +400,8 @@ def _find_matching_allocation(
     return AllocationResult(allocations, tuple(cpu_list for _, cpu_list in held))
 
 
-def _read_online_cpus(root: Path) -> frozenset[int]:
+def read_online_cpus(root: Path) -> frozenset[int]:
+    """The CPUs that are online now. `root` holds the machine's `sys`. Unavailable if they cannot be read."""
     path = root / CPUS / "online"
     try:
         return frozenset(cpu_set_formats.parse_cpu_numbers(read_text(path), str(path)))

@@ -184,7 +184,7 @@ def _create_node_agent(
         publishers.FeaturePublisher(Path(options.nfd_dir), root),
     ]
     if cluster:
-        active.append(publishers.NodeAdvertiser(cluster, taint=not options.no_taint))
+        active.append(publishers.NodeAdvertiser(cluster, root, taint=not options.no_taint))
         if options.publish:
             active.append(publishers.ReconcileReportPublisher(cluster))
             active.append(publishers.NodeReportPublisher(cluster, store, root, host))

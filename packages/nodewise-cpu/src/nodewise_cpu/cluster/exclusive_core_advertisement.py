@@ -8,6 +8,7 @@ import json
 import random
 import time
 from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from typing import Any, Final
 
 from nodewise.base.errors import BadInput, Conflict, shown
@@ -28,8 +29,13 @@ _TRIES: Final = 10
 _PAUSE_S: Final = 0.2
 
 
-def count_resources_to_advertise(allocations: Allocations) -> Mapping[str, int]:
-    """The number of each resource: one for each CPU list of its pool. BadInput without the pool exclusive."""
+def count_resources_to_advertise(
+    allocations: Allocations, offline: AbstractSet[int] = frozenset()
+) -> Mapping[str, int]:
+    """The number of each resource: one for each CPU list of its pool. BadInput without the pool exclusive.
+
+    Free lists with `offline` CPUs do not count, because no task could run on them.
+    """
     if EXCLUSIVE not in allocations.pools:
         raise BadInput.of(
             "cannot count the node's cores: pool exclusive does not exist",
@@ -39,7 +45,10 @@ def count_resources_to_advertise(allocations: Allocations) -> Mapping[str, int]:
         )
     pools = {EXCLUSIVE_CORES: EXCLUSIVE, NON_ISOLCPUS_CORES: NON_ISOLCPUS}
     return {
-        resource: len(list(allocations.pools[pool].cpu_lists))
+        resource: sum(
+            bool(cpu_list.tasks) or offline.isdisjoint(cpu_list.cpus)
+            for cpu_list in allocations.pools[pool].cpu_lists
+        )
         for resource, pool in pools.items()
         if pool in allocations.pools
     }

@@ -128,7 +128,10 @@ def _check_extended_resources(
         has, gives = (str((status.get(part) or {}).get(name, "none")) for part in ("capacity", "allocatable"))
         remedy = ""
         if has != str(count):
-            remedy = f"{wanted.discover}; the node agent does it after a kubelet's restart"
+            remedy = (
+                f"{wanted.discover}; the node agent does it after a kubelet's restart, and does not count free lists"
+                " with offline CPUs (see the node report)"
+            )
         elif gives != has:
             remedy = "the kubelet reports resources within seconds: is it running?"
         seen = f"capacity {has}, allocatable {gives}; the pool has {count}"
