@@ -231,7 +231,9 @@ class GpuAgent(
         codes = np.where(over, np.int16(len(verdict.reasons) + 1), verdict.codes)
         return replace(verdict, codes=codes, reasons=(*verdict.reasons, gpu_rejection_reasons.PassedOver()))
 
-    def score(self, pod: GpuPod, candidates: Names, snapshot: Snapshot) -> Scores | None:
+    def score(  # complexity: pods with GPUs, devices or neither
+        self, pod: GpuPod, candidates: Names, snapshot: Snapshot
+    ) -> Scores | None:
         """Score nodes by the placement; some placements also score nodes for pods without GPUs."""
         demand = self.demand_of(pod)
         agent_state = self.state(snapshot)
@@ -240,8 +242,10 @@ class GpuAgent(
         inputs = self._placement_inputs_of(agent_state)
         wanted = device_placement.device_demand(pod, agent_state.claims, agent_state.device_classes)
         if wanted.reason:
-            return None
-        if wanted.claims or (agent_state.device_layout.nodes and not demand.wants_gpus):
+            # GPUs of device plugins can still be placed
+            if not demand.wants_gpus or self._left_to_scheduler(demand, agent_state, candidates).any():
+                return None
+        elif wanted.claims or (agent_state.device_layout.nodes and not demand.wants_gpus):
             return self._score_devices(pod, demand, wanted, candidates, snapshot, agent_state)
         if not inputs.prefers_nodes(demand):
             return None

@@ -8,7 +8,7 @@ Devices that several nodes can use are not predicted: where a request may get on
 on any node.
 
 A claim that is allocated already, for example because pods share it, decides the node by itself: kube-scheduler permits
-no other, so the pod gets no points for it.
+no other, so the pod gets no points for it, only for GPUs of device plugins.
 
 kube-scheduler writes an allocation after the scores of the next pod. Until it is seen, the devices of a scored pod
 count as in use on its best node, so that the next pod is predicted correctly. Its CPU counts until the pod is seen on a

@@ -81,7 +81,9 @@ def cpu_pod(name: str, *claims: str, node: str = "") -> Object:
 class Cluster:
     """Nodes, devices and claims, and the agent's state of them."""
 
-    def __init__(self, placement: Placement, *objects: Object, nodes: int = 3, cpu: str = "64") -> None:
+    def __init__(
+        self, placement: Placement, *objects: Object, nodes: int = 3, cpu: str = "64", plugin_gpus: str = "0"
+    ) -> None:
         self.agent = GpuAgent(GpuOptions(gpu_placement=placement), GENERIC)
         self.agent.serve()
         self._builder = GpuStateBuilder(GENERIC)
@@ -89,7 +91,8 @@ class Cluster:
         self._index = NodeIndex(self.names)
         self._objects: dict[str, dict[ObjectKey, Any]] = {}
         node = msgspec.convert(
-            {"status": {"allocatable": msgspec.Raw(b'{"cpu":"%s"}' % cpu.encode())}}, GpuNode
+            {"status": {"allocatable": msgspec.Raw(msgspec.json.encode({"cpu": cpu, GPU: plugin_gpus}))}},
+            GpuNode,
         )
         self._nodes = {("", name): node for name in self.names}
         self.apply(CLASS, *objects)
@@ -219,6 +222,17 @@ def test_claim_that_was_not_seen_or_is_allocated_is_named() -> None:
         assert verdict.details is not None
         assert not verdict.codes.any()
         assert verdict.details.text(0) == text
+
+
+def test_gpus_of_a_device_plugin_are_placed_beside_a_claim_that_is_not_predicted() -> None:
+    cluster = Cluster("pack", held("nic", "fabric", "nic-0"), plugin_gpus="4")
+    candidates = Names(cluster.snapshot.nodes, np.arange(3))
+    expected = cluster.agent.score(pod("p", gpu="1"), candidates, cluster.snapshot)
+    assert expected is not None
+    for name in ("unknown", "nic"):
+        scores = cluster.agent.score(pod("p", name, gpu="1"), candidates, cluster.snapshot)
+        assert scores is not None
+        assert scores.points.tolist() == expected.points.tolist()
 
 
 def test_next_pod_counts_devices_that_are_allocated_but_not_seen_yet() -> None:
