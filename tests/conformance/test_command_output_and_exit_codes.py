@@ -424,7 +424,7 @@ class TestPolicyConvert:
         )
         done = run("policy", "convert", "--when-missing", "reject", str(file))
         assert done.returncode == 3
-        assert done.stdout.endswith('  - metric: m\n    below: "0.5"\n    whenMissing: Reject\n')
+        assert done.stdout.endswith("  - metric: m\n    below: '0.5'\n    whenMissing: Reject\n")
         assert done.stdout.count("kind: ") == 1
         assert done.stderr.startswith(
             f"nodewise: not converted: {file}:20: default/bad: spec.strategies.dontschedule.rules[0].operator: "
