@@ -18,6 +18,7 @@ from tests.conformance.configure.control_plane_hosts import (
     issue,
 )
 from tests.conformance.configure.scheduler_manifests import kubeadm_pod, with_field
+from tests.folder_permissions import let_other_users_read
 
 
 def assert_refused(host: ControlPlaneHost, *flags: str, **other: str) -> str:
@@ -93,11 +94,7 @@ NOBODY = 65534
 @pytest.fixture
 def root_owned_host(host):
     """A host that belongs to root and that other users can read."""
-    folder = host.k
-    while folder != folder.parent:
-        if not folder.stat().st_mode & 0o001:
-            folder.chmod(folder.stat().st_mode | 0o055)
-        folder = folder.parent
+    let_other_users_read(host.k)
     for name in ("scheduler-client.key", "ca.key"):
         (host.k / "pki" / name).chmod(0o644)
     host.manifest.chmod(0o644)

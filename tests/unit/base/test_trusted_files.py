@@ -18,6 +18,7 @@ from nodewise_cpu.cpusets import container_cpusets, container_runtime_client
 from nodewise_cpu.cpusets.container_cpusets import CgroupPartitions
 from nodewise_cpu.directory_store import DirectoryStore
 from nodewise_cpu.node import machine_features
+from tests.folder_permissions import let_other_users_read
 
 pytestmark = pytest.mark.root
 TENANT = 1000
@@ -115,9 +116,7 @@ def test_parts_that_lead_up_are_taken_after_links_as_the_kernel_does(tree: Path)
 
 
 def test_a_run_without_root_trusts_root_and_its_own_user(tree: Path) -> None:
-    for path in (tree, *tree.parents):
-        if path.owner() == "root" and path != Path("/"):
-            path.chmod(path.stat().st_mode | 0o055)
+    let_other_users_read(tree)
     program = (
         "import os, sys; from nodewise.base import trusted_files; os.setgid(1000); os.setuid(1000)\n"
         "try: print(trusted_files.resolve(sys.argv[1]))\n"

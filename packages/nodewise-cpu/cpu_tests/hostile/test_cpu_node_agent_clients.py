@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.folder_permissions import let_other_users_read
 from tests.forked_commands import ForkedProcess
 
 from cpu_tests.unit.agent import agent_process
@@ -224,9 +225,7 @@ def _claim_as(agent: RunningNodeAgent, user: int) -> Any:
         "s = socket.socket(socket.AF_UNIX); s.connect(sys.argv[1])\n"
         's.sendall(b\'{"do":"claim","pool":"shared"}\\n\'); print(s.recv(65536).decode())\n'
     )
-    for folder in (agent.path.parent, *agent.path.parents):
-        if folder.owner() == "root" and folder != Path("/"):
-            folder.chmod(0o755)
+    let_other_users_read(agent.path.parent)
     command = ["/usr/bin/env", "python3", "-S", "-c", program, str(agent.path)]
     ran = subprocess.run(command, capture_output=True, text=True, check=True, user=user)
     return json.loads(ran.stdout)

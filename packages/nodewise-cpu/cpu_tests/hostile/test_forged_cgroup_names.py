@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from tests.folder_permissions import let_other_users_read
 from tests.node import temporary_cgroups
 
 from cpu_tests.laws.test_cpu_kernel_file_laws import SEPARATORS, path_of
@@ -39,9 +40,7 @@ sys.stdin.read()
 def agent(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningNodeAgent]:
     folder = tmp_path_factory.mktemp("agent")
     with agent_process.running(folder, pools=POOLS) as running:
-        for above in (running.path.parent, *running.path.parents):
-            if above.owner() == "root" and above != Path("/"):
-                above.chmod(0o755)
+        let_other_users_read(running.path.parent)
         yield running
 
 

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from tests.folder_permissions import let_other_users_read
 
 from nodewise_cpu import allocation_store, pool_allocations, procfs
 from nodewise_cpu.allocation_store import StoredAllocations
@@ -95,9 +96,7 @@ def test_unreadable_processes_keep_their_tasks(
         store,
         {"0": Task(GONE, begun, boot), "1": Task(GONE - 1, begun, boot, "p", inside), "2,3": Task(GONE - 2)},
     )
-    for path in [tmp_path, *tmp_path.parents]:
-        if not path.stat().st_mode & 0o001:
-            path.chmod(path.stat().st_mode | 0o011)
+    let_other_users_read(tmp_path)
     for path in (tmp_path / "conf", *(tmp_path / "conf").rglob("*")):
         os.chown(path, 65_534, 65_534)
     program = (
