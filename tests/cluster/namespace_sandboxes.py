@@ -76,14 +76,16 @@ class Sandbox:
         for value in kubernetes_objects.priorities(pods):
             self.api.ensure(kubernetes_objects.priority_class(value))
         for pod in pods:
-            wait("a priority class is known", functools.partial(self._admitted, pod))
+            wait("a pod is admitted", functools.partial(self._admitted, pod))
 
     def _admitted(self, pod: Object) -> Object | None:
-        """Creates a pod; None if admission does not know its new priority class yet."""
+        """Creates a pod. None while admission, which reads objects from a watch, lacks its new priority class or still
+        has a deleted quota.
+        """
         try:
             return self.put(pod)
         except ApiError as error:
-            if "no PriorityClass with name" in str(error):
+            if "no PriorityClass with name" in str(error) or "exceeded quota" in str(error):
                 return None
             raise
 
