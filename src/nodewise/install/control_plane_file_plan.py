@@ -120,11 +120,13 @@ def plan_configuration(request: HostRequest, backup: Backup | None) -> ChangePla
     mode = 0o600 if scheduler_configuration_file.has_inline_private_key(rendered.value) else 0o644
     config = plan_file_change(destination, rendered.data, mode)
     credentials = _plan_certificate_copies(request, files.credentials)
+    certificate_folder = request.cert_dir if credentials else ""
+    config, *credentials = _grant_read_access(manifest, certificate_folder, [config, *credentials])
     before = scheduler_static_pod.state_before_first_run(manifest)
     if manifest.recorded_state is None and before.config and manifest.host_path(before.config) == destination:
         before = before._replace(backup=backup.path if backup else None)
     hashed = config_hash([rendered.data, *(change.after or b"" for change in credentials)])
-    desired_state = DesiredState(destination, request.cert_dir if credentials else "", hashed, before)
+    desired_state = DesiredState(destination, certificate_folder, hashed, before)
     value = scheduler_static_pod.add_configuration(manifest, desired_state)
     pod = plan_file_change(request.manifest, yaml_editor.rewrite_document(manifest.document, value))
     summary = scheduler_static_pod.describe_pod_changes(manifest, value)
@@ -351,6 +353,36 @@ def _plan_certificate_copies(
             old_mode = there.mode if there.before is not None else None
             changes.append(there._replace(mode=_MODES[field], old_mode=old_mode))
     return changes
+
+
+def _grant_read_access(
+    manifest: Manifest, certificate_folder: str, changes: Sequence[FileChange]
+) -> list[FileChange]:
+    """Let the group of kube-scheduler read each file that only root can read, if kube-scheduler does not run as root.
+
+    The owner stays root, because a run refuses files that other users can write to.
+    """
+    is_private = [not change.mode & stat.S_IROTH for change in changes]
+    group = manifest.reading_group if any(is_private) else None
+    if group is None:
+        return [*changes]
+    if os.path.isdir(certificate_folder):
+        status = os.stat(certificate_folder)
+        needed = 0o050 if status.st_gid == group else 0o005
+        if status.st_mode & needed != needed:
+            actual = f"{certificate_folder} with the mode {stat.S_IMODE(status.st_mode):o}"
+            expected = f"a folder that the group {group} of kube-scheduler can read, by chmod 755"
+            raise BadInput("manifest", [Problem("--cert-dir", actual, expected)])
+    return [
+        _readable_by_group(change, group) if private else change
+        for change, private in zip(changes, is_private, strict=True)
+    ]
+
+
+def _readable_by_group(change: FileChange, group: int) -> FileChange:
+    owner = (change.owner[0] if change.owner else os.geteuid(), group)
+    mode = change.mode | stat.S_IRGRP
+    return change._replace(mode=mode, old_mode=change.mode_before, owner=owner, old_owner=change.owner)
 
 
 def _older_extender_manifest_changes(request: HostRequest, version: SchedulerVersion) -> list[FileChange]:

@@ -46,14 +46,21 @@ class FileChange(NamedTuple):
     """User and group; None: those of the process."""
     old_mode: int | None = None
     """The mode before the change; None: `mode`."""
+    old_owner: tuple[int, int] | None = None
+    """The owner before the change; None: `owner`."""
 
     @property
     def is_unchanged(self) -> bool:
-        return self.before == self.after and self.old_mode in (None, self.mode)
+        is_same_file = self.old_mode in (None, self.mode) and self.old_owner in (None, self.owner)
+        return self.before == self.after and is_same_file
 
     @property
     def mode_before(self) -> int:
         return self.mode if self.old_mode is None else self.old_mode
+
+    @property
+    def owner_before(self) -> tuple[int, int] | None:
+        return self.old_owner or self.owner
 
 
 def read_file(path: str, *, is_trusted: bool = True) -> bytes | None:
@@ -218,10 +225,10 @@ def save_backup(changes: Sequence[FileChange], backup: Backup) -> BackupIndex:
             name = os.path.basename(change.path)
             name = name if name not in names | {INDEX} else f"{len(names)}-{name}"
             names.add(name)
-            write(os.path.join(folder, name), change.before, change.mode_before, change.owner)
+            write(os.path.join(folder, name), change.before, change.mode_before, change.owner_before)
         digests = digest(change.before), digest(change.after)
         mode = change.mode_before & PERMISSIONS
-        entries.append(SavedFile(change.path, name, mode, change.owner, *digests))
+        entries.append(SavedFile(change.path, name, mode, change.owner_before, *digests))
     index = BackupIndex(False, tuple(entries), os.uname().nodename, backup.manifest, backup.cluster)
     write(os.path.join(folder, INDEX), _encode_index(index), 0o600, None)
     fsync_folder(folder)
@@ -479,7 +486,7 @@ def _revert_changes(
             if change.before is None:
                 Path(change.path).unlink(missing_ok=True)
             else:
-                data = change.before, change.mode_before, change.owner
+                data = change.before, change.mode_before, change.owner_before
                 os.rename(write_staged(change.path, *data), change.path)
         except (OSError, BadInput):
             is_complete = False

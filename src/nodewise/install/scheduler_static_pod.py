@@ -21,6 +21,7 @@ _OBSOLETE: Final = {
     "use-legacy-policy-config": False,
 }
 """Policy flags of Kubernetes before 1.23, with which newer versions do not start; whether a value may follow."""
+_MAX_GROUP: Final = 2**31 - 1
 _SHELLS: Final = frozenset({"sh", "bash", "dash", "ash", "busybox"})
 
 
@@ -172,6 +173,28 @@ class Manifest(NamedTuple):
     def user_config(self) -> str | None:
         """The configuration that someone else added."""
         return self.config if self.config and self.config != self.own_config else None
+
+    @property
+    def reading_group(self) -> int | None:
+        """The group as which kube-scheduler reads files that others cannot read; None for root. `BadInput` for a user
+        without a group.
+        """
+        settings: dict[str, Any] = {}
+        for where in (self.spec, self.container):
+            context = where.get("securityContext")
+            settings |= context if isinstance(context, dict) else {}
+        user, supplemental = settings.get("runAsUser"), settings.get("supplementalGroups")
+        if not user:
+            return None
+        groups = [settings.get("runAsGroup"), settings.get("fsGroup")]
+        groups += supplemental if isinstance(supplemental, list) else []
+        group = next((group for group in groups if group is not None), None)
+        if not isinstance(group, int) or not 0 <= group <= _MAX_GROUP:
+            actual = "no value" if group is None else shown(group)
+            expected = "the number of the group that may read the private key of the client certificate"
+            field = f"securityContext.runAsGroup beside runAsUser: {shown(user)}"
+            raise BadInput("manifest", [Problem(field, actual, expected)])
+        return group
 
     @property
     def config_hash(self) -> str | None:

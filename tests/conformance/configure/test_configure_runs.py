@@ -6,6 +6,7 @@ import stat
 import subprocess
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
@@ -18,6 +19,7 @@ from tests.conformance.configure.scheduler_manifests import (
     GAS_TEMPLATE,
     TAS_TEMPLATE,
     kubeadm_pod,
+    with_field,
 )
 
 HASH, BEFORE = "nodewise.io/config-hash", "nodewise.io/before-configure"
@@ -179,6 +181,48 @@ def test_the_key_of_a_former_run_is_closed(host):
     (host.certs / "client.key").chmod(0o644)
     assert host.run().code == 0
     assert permissions(host.certs / "client.key") == 0o600
+
+
+def kubeadm_pod_of_user(**context: int) -> dict[str, Any]:
+    """The pod that kubeadm writes with the feature RootlessControlPlane."""
+    return with_field(kubeadm_pod(30), "spec.containers.0.securityContext", context)
+
+
+@pytest.mark.parametrize("field", ["runAsGroup", "fsGroup"])
+def test_kube_scheduler_of_another_user_can_read_its_files(host, field):
+    """Root stays the owner, because a run refuses files that other users can write to."""
+    host.config.write_text("old\n")
+    host.config.chmod(0o600)
+    host.write(kubeadm_pod_of_user(runAsUser=2000, **{field: 2001}))
+    assert host.run().code == 0
+    for path in (host.certs / "client.key", host.config):
+        assert (permissions(path), path.stat().st_uid, path.stat().st_gid) == (0o640, os.geteuid(), 2001)
+    assert permissions(host.certs / "client.crt") == 0o644
+    assert host.run("--check").code == 0
+    assert host.run("--restore").code == 0
+    assert (permissions(host.config), host.config.stat().st_gid) == (0o600, os.getegid())
+
+
+def test_a_changed_group_of_kube_scheduler_gets_the_key(host):
+    for group in (2001, 2002):
+        host.write(kubeadm_pod_of_user(runAsUser=2000, runAsGroup=group))
+        assert host.run().code == 0
+        assert (host.certs / "client.key").stat().st_gid == group
+
+
+def test_files_that_kube_scheduler_of_another_user_could_not_read_are_refused(host):
+    for group, actual in (({}, "no value"), ({"runAsGroup": 2**40}, str(2**40))):
+        host.write(kubeadm_pod_of_user(runAsUser=2000, **group))
+        before = host.snapshot()
+        ran = host.run()
+        assert (ran.code, host.snapshot()) == (1, before)
+        assert f"securityContext.runAsGroup beside runAsUser: 2000: {actual}; expected" in ran.err
+    host.certs.mkdir(mode=0o700)
+    host.write(kubeadm_pod_of_user(runAsUser=2000, runAsGroup=2000))
+    before = host.snapshot()
+    ran = host.run()
+    assert (ran.code, host.snapshot()) == (1, before)
+    assert f"{host.certs} with the mode 700; expected" in ran.err
 
 
 @case(16, "the file that is not used any more is named")

@@ -202,6 +202,6 @@ _INSTRUCTIONS: Final = {
     "microk8s": _UNTESTED + "Put the configuration and certs/ into {0.folder}, add the line to "
     "/var/snap/microk8s/current/args/kube-scheduler, and restart microk8s.daemon-kubelite.",
     "talos": _UNTESTED
-    + "Put ca.crt, client.crt and client.key into {0.folder}; talosctl patch machineconfig with "
-    "the patch.",
+    + "Write ca.crt, client.crt and client.key into {0.folder} by machine.files, with permissions: 0o644, because "
+    "kube-scheduler does not run as root there; talosctl patch machineconfig with the patch.",
 }
