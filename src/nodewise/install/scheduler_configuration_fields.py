@@ -265,8 +265,11 @@ def list_plugins_without_effect(  # complexity: profiles, extension points and t
     document: Mapping[str, Any],
 ) -> list[Problem]:
     """Misspelt plugins that a profile disables or configures, in a document without `list_problems`. kube-scheduler
-    ignores them. Plugins that any profile enables exist in a kube-scheduler with plugins of others.
+    ignores them. Plugins that any profile enables exist in a kube-scheduler with plugins of others. None of an
+    apiVersion other than v1, whose profiles `list_problems` does not check.
     """
+    if document.get("apiVersion") != _GROUP_VERSION:
+        return []
     problems: list[Problem] = []
     profiles = _objects(document, "profiles")
     known = _PLUGINS | {

@@ -338,7 +338,7 @@ def test_settings_of_flags_variables_and_file() -> None:
     ],
 )  # fmt: skip
 def test_misspelt_plugins_that_a_profile_disables_or_configures(profile: dict[str, Any], field: str) -> None:
-    problems = scheduler_configuration.list_plugins_without_effect({"profiles": [profile]})
+    problems = scheduler_configuration.list_plugins_without_effect(KIND | {"profiles": [profile]})
     assert [problem.partition(":")[0] for problem in problems] == ([f"profiles[0].{field}"] if field else [])
     assert all("did you mean" in problem for problem in problems)
 
@@ -348,7 +348,14 @@ def test_plugins_that_another_profile_enables_are_not_misspelt() -> None:
     enabled = {"plugins": {"multiPoint": {"enabled": [{"name": "NodeResourcesFitPlus"}]}}}
     disabled = {"plugins": {"score": {"disabled": [{"name": "NodeResourcesFitPlus"}]}}}
     configured = {"pluginConfig": [{"name": "NodeResourcesFitPlus"}]}
-    document = {"profiles": [disabled, configured, enabled]}
+    document = KIND | {"profiles": [disabled, configured, enabled]}
+    assert scheduler_configuration.list_plugins_without_effect(document) == []
+
+
+@pytest.mark.parametrize("profiles", [5, [5], [{"plugins": []}], [{"pluginConfig": [{"name": 5}]}]])
+def test_plugins_of_an_older_version_are_not_examined(profiles: Any) -> None:
+    document = V1BETA3 | {"profiles": profiles}
+    assert scheduler_configuration.list_refusals(document, SchedulerVersion(27)) == []
     assert scheduler_configuration.list_plugins_without_effect(document) == []
 
 
