@@ -6,7 +6,6 @@ Variables `NODEWISE_…` that are no settings, such as misspelled ones, cause a 
 """
 
 import contextlib
-import difflib
 import os
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -193,8 +192,8 @@ def _read_values(
         setting, actual, expected = keys.get(key), "", ""
         if setting is None:
             names = sorted([*keys, *sections])
-            closest = difflib.get_close_matches(str(key), names, n=1)
-            actual, expected = "an unknown setting", closest[0] if closest else "one of " + ", ".join(names)
+            expected = closest_name(str(key), names) or "one of " + ", ".join(names)
+            actual = "an unknown setting"
         elif setting.field in values:
             actual, expected = "the setting is here already, under its other name", "it once"
         elif isinstance(value, dict) or (isinstance(value, list) and not setting.is_list):
