@@ -174,22 +174,62 @@ class _Placement(NamedTuple):
     """What is no longer free: position, and thousandths."""
 
 
-class _Known(NamedTuple):
+class _BesideExpected(NamedTuple):
+    """The prediction for a node on which devices of other pods are expected to be in use."""
+
+    version: int
+    """The version of the node."""
+    devices: list[PredictedDevice]
+    """The expected ones."""
+    code: int
+    milli: list[int]
+    """By position, the thousandths that the expected ones take."""
+
+
+class _Known:
     """The predictions of one request by column."""
 
-    versions: NDArray[np.int64]
-    """The versions of nodes that they were made for."""
-    codes: NDArray[np.int32]
-    """Indices into `results`."""
-    results: list[_Placement | str]
-    """Different placements, or why there is none. Details of decisions share it, so it only grows."""
-    code_of: dict[_Placement | str, int]
+    def __init__(self, devices: DeviceLayout) -> None:
+        size = len(devices.versions)
+        self.versions = np.full(size, -1, np.int64)
+        """The versions of nodes that they were made for."""
+        self.codes = np.zeros(size, np.int32)
+        """Indices into `results`."""
+        self.results: list[_Placement | str] = []
+        """Different placements, or why there is none. Details of decisions share it, so it only grows."""
+        self.beside_expected: dict[int, _BesideExpected] = {}
+        """By column, those of the last pod."""
+        self.fits_no_devices: bool | None = None
+        """Whether nodes without devices fit; None if that was not examined."""
+        self._code_of: dict[_Placement | str, int] = {}
+        self._fits = np.zeros(0, np.bool_)
+        self._milli = np.zeros((0, devices.layout.most_gpus), np.int64)
+        self.code(_DOES_NOT_FIT)
+        self.versions[-1] = devices.versions[-1]
+
+    def is_for(self, devices: DeviceLayout) -> bool:
+        """Whether they can be used with this layout."""
+        sizes = len(devices.versions), devices.layout.most_gpus
+        return sizes == (len(self.versions), self._milli.shape[1]) and len(self.results) <= _MOST_RESULTS
 
     def code(self, result: _Placement | str) -> int:
-        code = self.code_of.setdefault(result, len(self.results))
+        code = self._code_of.setdefault(result, len(self.results))
         if code == len(self.results):
             self.results.append(result)
         return code
+
+    def fits_and_milli(self) -> tuple[NDArray[np.bool_], NDArray[np.int64]]:
+        """By code, whether the claims fit, and the thousandths by position that are then no longer free."""
+        added = self.results[len(self._fits) :]
+        if added:
+            milli = np.zeros((len(added), self._milli.shape[1]), np.int64)
+            for row, result in zip(milli, added, strict=True):
+                for position, amount in result.milli if isinstance(result, _Placement) else ():
+                    row[position] = amount
+            self._milli = np.concatenate([self._milli, milli])
+            fits = [isinstance(result, _Placement) for result in added]
+            self._fits = np.concatenate([self._fits, np.array(fits, np.bool_)])
+        return self._fits, self._milli
 
 
 class _Expected(NamedTuple):
@@ -322,36 +362,58 @@ class DevicePredictions:
         before = CandidateGpus(devices.layout, columns)
         if expected:
             pending = np.zeros((devices.layout.most_gpus, len(columns)), np.int64)
-            for name, of_pods in expected.items():
-                for at in np.flatnonzero(columns == devices.columns.get(name, -1)).tolist():
-                    of_node = devices.nodes[columns[at]][1]
-                    use = _add_expected(device_inventory.device_use(of_node), of_pods)
-                    codes[at] = known.code(self._predict(demand, of_node, use, budget))
-                    every = device_layout.ordered_devices(of_node)
-                    pending[:, at] = [*_milli_by_position(every, of_pods, len(pending))]
+            beside = known.beside_expected = self._beside_expected(known, devices, demand, columns, budget)
+            for column, expectation in beside.items():
+                of_column = columns == column
+                codes[of_column] = expectation.code
+                pending[:, of_column] = np.array(expectation.milli)[:, np.newaxis]
             before.take_amounts(DEVICE, pending)
-        table = np.zeros((len(known.results), devices.layout.most_gpus), np.int64)
-        fits_by_code = np.zeros(len(known.results), bool)
-        for code in np.unique(codes).tolist():
-            result = known.results[code]
-            if isinstance(result, _Placement):
-                fits_by_code[code] = True
-                table[code, [position for position, _ in result.milli]] = [milli for _, milli in result.milli]
-        amounts = table[codes].T
+        fits_by_code, milli_by_code = known.fits_and_milli()
+        amounts = milli_by_code[codes].T
         after = before.fork()
         after.take_amounts(DEVICE, amounts)
         fits = fits_by_code[codes]
-        is_device_needed = self._is_device_needed(devices, demand)
+        is_device_needed = self._is_device_needed(known, devices, demand)
         details = DeviceDetails(codes, known.results, columns, devices.names, is_device_needed, demand.keys)
         return DeviceScores(demand, devices, fits, before, after, amounts > 0, details)
 
-    def _is_device_needed(self, devices: DeviceLayout, demand: DeviceDemand) -> bool:
+    def _beside_expected(
+        self,
+        known: _Known,
+        devices: DeviceLayout,
+        demand: DeviceDemand,
+        columns: NDArray[np.intp],
+        budget: SearchBudget,
+    ) -> dict[int, _BesideExpected]:
+        """By column, the predictions for candidates with expected devices. Those of the last pod are used again."""
+        beside: dict[int, _BesideExpected] = {}
+        for name, of_pods in self._expected_by_node().items():
+            column = devices.columns.get(name)
+            if column is None or not (columns == column).any():
+                continue
+            version, last = int(devices.versions[column]), known.beside_expected.get(column)
+            if last is not None and (last.version, last.devices) == (version, of_pods):
+                beside[column] = last
+                continue
+            of_node = devices.nodes[column][1]
+            use = _add_expected(device_inventory.device_use(of_node), of_pods)
+            code = known.code(self._predict(demand, of_node, use, budget))
+            every = device_layout.ordered_devices(of_node)
+            milli = [*_milli_by_position(every, of_pods, devices.layout.most_gpus)]
+            # without steps left, the next pod may get a result
+            beside[column] = _BesideExpected(version if budget.left >= 0 else -1, of_pods, code, milli)
+        return beside
+
+    def _is_device_needed(self, known: _Known, devices: DeviceLayout, demand: DeviceDemand) -> bool:
         if demand.allocated_on is not None:
             # a driver that restarts publishes no devices for a time
             return demand.allocated_on <= devices.columns.keys()
         if demand.has_extended_resources:
             return False  # a node may have them in another form
-        return predict_devices((), demand.claims, self._classes, DeviceUse(), device_matches) is None
+        if known.fits_no_devices is None:
+            prediction = predict_devices((), demand.claims, self._classes, DeviceUse(), device_matches)
+            known.fits_no_devices = prediction is not None
+        return not known.fits_no_devices
 
     def expect(self, pod: ObjectKey, cpu_milli: int, scored: DeviceScores, best: int, now: float) -> None:
         """Count the devices and CPU of a pod on its best candidate as in use, until they are seen in use."""
@@ -422,15 +484,8 @@ class DevicePredictions:
 
     def _known(self, devices: DeviceLayout, demand: DeviceDemand) -> _Known:
         known = self._by_request.pop(demand.key, None)
-        if (
-            known is None
-            or len(known.versions) != len(devices.versions)
-            or len(known.results) > _MOST_RESULTS
-        ):
-            size = len(devices.versions)
-            known = _Known(np.full(size, -1, np.int64), np.zeros(size, np.int32), [], {})
-            known.code(_DOES_NOT_FIT)
-            known.versions[-1] = devices.versions[-1]
+        if known is None or not known.is_for(devices):
+            known = _Known(devices)
         self._by_request[demand.key] = known
         if len(self._by_request) > _MOST_REQUESTS:
             self._by_request.popitem(last=False)
