@@ -19,7 +19,7 @@ from nodewise.agent import ClusterState, Names, NodeIndex, ObjectKey, Snapshot
 from nodewise.agent.state import Change
 from nodewise.agents.gpu import device_placement
 from nodewise.agents.gpu.agent import GpuAgent
-from nodewise.agents.gpu.device_placement import DevicePredictions
+from nodewise.agents.gpu.device_placement import MOST_STEPS_OF_COMMANDS, DevicePredictions
 from nodewise.agents.gpu.gpu_pod_fields import AllocatedPod, RequestedGpuPod
 from nodewise.agents.gpu.node_gpus import GpuNode
 from nodewise.agents.gpu.options import GpuOptions, Placement
@@ -142,7 +142,8 @@ class _DeviceCluster:
             demand = device_placement.DeviceDemand((claim,))
             layout = self._state.device_layout
             columns = layout.layout.rows[candidates]
-            scored = self._predictions.score(layout, self._state.device_classes, demand, columns)
+            classes = self._state.device_classes
+            scored = self._predictions.score(layout, classes, demand, columns, MOST_STEPS_OF_COMMANDS)
             candidates = candidates[scored.fits]
         if not len(candidates):
             return
