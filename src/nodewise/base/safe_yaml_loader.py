@@ -130,7 +130,7 @@ def load_all(text: bytes | str, source: str, loader: Any = Loader) -> Iterator[A
             yield value
             number += 1
     except yaml.YAMLError as error:
-        raise BadInput(source, [_yaml_problem(error, number)]) from error
+        raise BadInput(source, [_yaml_problem(error, number)], remedy=template_remedy(text)) from error
     except (ValueError, TypeError, LookupError, ArithmeticError, RecursionError, AttributeError) as error:
         # an invalid date, a key that is not a string, a number that is empty, too long or too large
         raise BadInput.of(source, f"document {number}", shown(str(error)), "YAML") from error
@@ -144,10 +144,20 @@ def compose_all(text: bytes | str, source: str) -> list[yaml.Node]:
             reject_unsafe_yaml(node)
             nodes.append(node)
     except (yaml.YAMLError, RecursionError) as error:
-        raise BadInput(source, [_yaml_problem(error, len(nodes) + 1)]) from error
+        raise BadInput(
+            source, [_yaml_problem(error, len(nodes) + 1)], remedy=template_remedy(text)
+        ) from error
     except ValueError as error:
         raise BadInput(source, [Problem("", shown(str(error)), "YAML")]) from error
     return nodes
+
+
+def template_remedy(text: bytes | str) -> str:
+    """What to do about invalid YAML that is a template of Helm or Jinja; empty without the marks of one."""
+    data = text.encode(errors="replace") if isinstance(text, str) else text
+    if b"{{" in data or b"{%" in data:
+        return "the file has {{ }} or {% %} of a template: render the template first"
+    return ""
 
 
 def _yaml_problem(error: yaml.YAMLError | RecursionError, number: int) -> Problem:

@@ -20,7 +20,6 @@ from nodewise.kube.object_files import KubernetesLoader
 
 MAX_BYTES: Final = 2**20
 """The manifests of static pods that the kubelet reads are much smaller."""
-_TEMPLATE_REMEDY: Final = "the file has {{ }} or {% %} of a template: render the template first"
 _SYSTEMD_UNIT: Final = re.compile(rb"^\[(?:Unit|Service)\]\s*$", re.MULTILINE)
 _SYSTEMD_REMEDY: Final = (
     "the file is a unit of systemd: name in its ExecStart, with --config, a file with what "
@@ -68,7 +67,7 @@ def parse_document(data: bytes, name: str) -> Document:
     except BadInput as error:
         problem = error.problems[0]
         place = problem.field.removeprefix("document 1").removeprefix(", ")
-        remedy = _TEMPLATE_REMEDY if b"{{" in data or b"{%" in data else ""
+        remedy = safe_yaml_loader.template_remedy(data)
         if _SYSTEMD_UNIT.search(data):
             remedy = _SYSTEMD_REMEDY
         place_and_problem = f"{place}: {problem.found}" if place else problem.found

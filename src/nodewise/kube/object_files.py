@@ -158,7 +158,7 @@ def _split_json(text: bytes, source: str) -> Iterator[tuple[int, bytes]]:
         try:  # YAML in flow style such as `{kind: Node}`; if it is invalid, the error is that of the JSON parser
             objects = list(_split_yaml(text, source))
         except BadInput as no_yaml:
-            raise BadInput(source, [problem]) from no_yaml
+            raise BadInput(source, [problem], remedy=no_yaml.remedy) from no_yaml
         yield from objects
 
 
@@ -306,6 +306,7 @@ def read(paths: Iterable[str | Path], stdin: BinaryIO | None = None) -> FileObje
     """
     entries: dict[Kind, list[FileObject]] = {}
     problems: list[Problem] = []
+    remedy = ""
     for source, text in _read_texts(paths, stdin, problems):
         try:
             for number, data in split_documents(text, source):
@@ -317,8 +318,9 @@ def read(paths: Iterable[str | Path], stdin: BinaryIO | None = None) -> FileObje
                 Problem(f"{source}, {problem.field}".rstrip(", "), problem.found, problem.expected)
                 for problem in error.problems
             ]
+            remedy = remedy or error.remedy
     if problems:
-        raise BadInput("objects from files", problems)
+        raise BadInput("objects from files", problems, remedy=remedy)
     return FileObjects(entries)
 
 

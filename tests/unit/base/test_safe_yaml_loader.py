@@ -222,6 +222,14 @@ def test_errors_name_the_source_and_the_place_without_names_of_the_library(
     assert str(raised.value) == f"file.yaml: {error}"
 
 
+@pytest.mark.parametrize("read", [load, safe_yaml_loader.compose_all])
+@pytest.mark.parametrize("text", ["a: {{ .Values.a }\n", "{% if a %}\na: 1\n"])
+def test_errors_of_templates_have_the_remedy(read: Callable[[str, str], object], text: str) -> None:
+    with pytest.raises(BadInput) as raised:
+        read(text, "file.yaml")
+    assert raised.value.remedy == "the file has {{ }} or {% %} of a template: render the template first"
+
+
 def test_utf_16_is_no_yaml() -> None:
     """The check of the nesting looks at bytes, so it would find no nesting in UTF-16."""
     with pytest.raises(BadInput):

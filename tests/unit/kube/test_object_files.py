@@ -259,6 +259,16 @@ def test_error_names_unreadable_part(text: str, words: str) -> None:
     assert words in str(raised.value)
 
 
+@pytest.mark.parametrize(
+    "text", ["metadata:\n  name: {{ .Values.name }}\n", "{{- if .Values.a }}\na: 1\n{{- end }}\n"]
+)
+def test_errors_of_templates_have_the_remedy(tmp_path: Path, text: str) -> None:
+    (tmp_path / "policy.yaml").write_text(text)
+    with pytest.raises(BadInput) as raised:
+        object_files.read([tmp_path])
+    assert raised.value.remedy.endswith("render the template first")
+
+
 def test_yaml_may_begin_as_json_does() -> None:
     assert list(object_files.split_documents(b"{kind: Node, metadata: {name: a}}", "f")) == [
         (1, b'{"kind":"Node","metadata":{"name":"a"}}')
