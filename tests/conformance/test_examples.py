@@ -79,7 +79,7 @@ def decide(*arguments: str) -> list[dict[str, Any]]:
 
 
 def test_every_example_is_here() -> None:
-    expected = {*EXPECTED, "gpu-cards", "mixed-sizes"}
+    expected = {*EXPECTED, "devices", "gpu-cards", "mixed-sizes"}
     assert {folder.name for folder in EXAMPLES.iterdir() if folder.is_dir()} == expected
 
 
@@ -140,6 +140,50 @@ def test_the_example_of_cards_is_decided_as_its_readme_says() -> None:
     short = "card0 has 3G gpu.intel.com/memory.max left, 5G wanted: 2G too little"
     assert decisions[0]["details"]["two-cards"] == {"gpu": short}
     assert short in readme
+
+
+DEVICES = {
+    "devices-demo/small": (
+        {
+            "full-pairs": "devices container-0-request-0: gpu-0",
+            "one-left": "devices container-0-request-0: gpu-3",
+        },
+        {"no-gpus": "the node has no devices for the claims"},
+        "one-left",
+    ),
+    "devices-demo/pair": (
+        {"full-pairs": "devices gpus: gpu-0, gpu-1"},
+        {
+            "one-left": "the claims do not fit the free devices",
+            "no-gpus": "the node has no devices for the claims",
+        },
+        "full-pairs",
+    ),
+}
+"""By pod of `devices`: the devices by node, why other nodes do not fit, and the best node."""
+
+
+def test_the_example_of_devices_is_decided_as_its_readme_says() -> None:
+    decisions = decide("examples/devices", "--gpu-placement", "pack")
+    readme = (EXAMPLES / "devices" / "README.md").read_text()
+    assert {decision["pod"] for decision in decisions} == DEVICES.keys()
+    for decision in decisions:
+        devices, misfits, best = DEVICES[decision["pod"]]
+        assert (decision["agents"], decision["error"]) == (["gpu"], None)
+        assert {node: decision["details"][node]["gpu"] for node in decision["feasible"]} == devices
+        assert decision["misfits"] == misfits
+        assert max(decision["scores"], key=decision["scores"].__getitem__) == best
+        for node, text in {**devices, **misfits}.items():
+            score = decision["scores"][node]
+            assert f"{decision['pod']:<20}{node:<12}{score:<7}" in readme
+            assert text in readme
+
+
+def test_the_readme_of_devices_shows_their_list() -> None:
+    done = forked_commands.run([NODEWISE, "devices", "--objects-from", "examples/devices"], cwd=ROOT)
+    assert (done.returncode, done.stderr) == (0, "")
+    readme = (EXAMPLES / "devices" / "README.md").read_text()
+    assert f"$ nodewise devices --objects-from examples/devices\n{done.stdout}```\n" in readme
 
 
 def test_the_example_of_mixed_sizes_is_decided_as_its_readme_says() -> None:

@@ -158,7 +158,7 @@ def _misfits(decisions: Iterable[Decision], candidates: AbstractSet[str]) -> dic
     from nodewise.agents.gpu.device_placement import DeviceDetails
 
     return {
-        name: details.text(position)
+        name: details.misfit_text(position)
         for decision in decisions
         for _, details in decision.details()
         if isinstance(details, DeviceDetails)
@@ -359,6 +359,7 @@ def _node_rows(entry: dict[str, Any]) -> Iterator[list[str]]:
     for value in entry["values"]:
         measured.setdefault(value["node"], {})[_format_value(value)] = None
     here = [entry["node"] or "-"] if "node" in entry else []
+    details = _details_by_node(entry)
     for node in [*entry["feasible"], *entry.get("misfits", ()), *entry["rejected"]]:
         parts = (
             ScorePart(label, part["weight"], part["scores"][node])
@@ -372,11 +373,18 @@ def _node_rows(entry: dict[str, Any]) -> Iterator[list[str]]:
             str(entry["scores"].get(node, "-")),
             rendering.format_score_parts(parts),
             " ".join(measured.get(node, ())),
-            "; ".join(entry.get("details", {}).get(node, {}).values()),
+            details.get(node, ""),
             rendering.format_agent_values(numbers),
             "; ".join(rejection["reason"] for rejection in entry["rejected"].get(node, [])),
         ]
         yield [entry["pod"], *here, node, *(cell or "-" for cell in cells)]
+
+
+def _details_by_node(entry: dict[str, Any]) -> dict[str, str]:
+    """What agents say about a node, or why its free devices do not fit."""
+    details = {node: "; ".join(by_agent.values()) for node, by_agent in entry.get("details", {}).items()}
+    misfits: dict[str, str] = entry.get("misfits", {})
+    return misfits | details
 
 
 def _format_value(value: dict[str, Any]) -> str:

@@ -35,7 +35,7 @@ from nodewise.cli.extender_options import InputAndLogOptions
 from nodewise.cli.options_from_settings import CommandLine, ReplicaOptions
 from nodewise.cli.setting_declarations import CommandOptions
 from nodewise.cli.terminal_output import Progress
-from nodewise.devices import resource_claims
+from nodewise.devices import claim_templates, resource_claims
 from nodewise.devices.device_allocation import requested_amounts
 from nodewise.devices.device_inventory import DEVICE_CLASSES as CLASSES
 from nodewise.engine import metric_values_endpoint, object_feed
@@ -46,7 +46,15 @@ from nodewise.kube.api_server_interface import Api, NotFound
 from nodewise.kube.http_client import HttpApi
 from nodewise.kube.object_files import FileObjects
 from nodewise.kube.replicas import AdminServer, Replica
-from nodewise.kube.resource_kinds import DEVICE_CLASSES, NAMESPACES, NODES, PODS, RESOURCE_CLAIMS, Resource
+from nodewise.kube.resource_kinds import (
+    DEVICE_CLASSES,
+    NAMESPACES,
+    NODES,
+    PODS,
+    RESOURCE_CLAIM_TEMPLATES,
+    RESOURCE_CLAIMS,
+    Resource,
+)
 from nodewise.kube.struct_type_merge import merge
 from nodewise.metrics import metric_files, node_attributes, source_table
 from nodewise.metrics.metrics_snapshot import MetricsSnapshot
@@ -223,11 +231,12 @@ class ObjectSources(NamedTuple):
 
 
 def read_files(selection: InputSelection, api: Api | None) -> ObjectSources:
-    """The sources of a command's objects. Standard input can be read only once. `BadInput` names what cannot be read
-    in files.
+    """The sources of a command's objects, with the claims of pods with claim templates. Standard input can be read only
+    once. `BadInput` names what cannot be read in files.
     """
     plain, _ = metric_files.split_paths(selection.paths)
-    return ObjectSources(api, object_files.read(plain), object_files.read(selection.policies))
+    files = claim_templates.add_claims(object_files.read(plain))
+    return ObjectSources(api, files, object_files.read(selection.policies))
 
 
 async def read_objects(
@@ -237,7 +246,8 @@ async def read_objects(
     kinds = [agents.load(name) for name in selection.options]
     _, tables = metric_files.split_paths(selection.paths)
     all_watched = object_feed.watched_objects(kinds, selection.options)
-    _warn_of_misspelled_kinds(sources, [NODES, PODS, *(watched.resource for watched in all_watched)])
+    read = [NODES, PODS, RESOURCE_CLAIM_TEMPLATES, *(watched.resource for watched in all_watched)]
+    _warn_of_misspelled_kinds(sources, read)
     node_type = object_feed.merge_node_types(kinds)
     pod_type = merge("Pod", PodPlacement, _NativePodFields, *(kind.pod_fields for kind in kinds))
     pods_of_cluster = _NOT_FINISHED if selection.running else _WAITING
@@ -360,10 +370,7 @@ def _warn_of_misspelled_kinds(sources: ObjectSources, resources: Iterable[Resour
             if kind not in known and (similar := closest_name(kind, sorted(known))):
                 where = files.entries(group, kind)[0].where
                 terminal_output.print_message(
-                    f"Warning: {where}: a ResourceClaimTemplate is ignored; devices are predicted for "
-                    "ResourceClaims that exist"
-                    if kind == "ResourceClaimTemplate"
-                    else f"Warning: {where}: an object of the unknown kind {shown(kind)} is ignored; "
+                    f"Warning: {where}: an object of the unknown kind {shown(kind)} is ignored; "
                     f'did you mean "{similar}"?'
                 )
 

@@ -85,6 +85,9 @@ RESOURCE_SLICES: Final = Resource(
 RESOURCE_CLAIMS: Final = Resource(
     "resource.k8s.io", "v1", "resourceclaims", "ResourceClaim", older_versions=_BETA
 )
+RESOURCE_CLAIM_TEMPLATES: Final = Resource(
+    "resource.k8s.io", "v1", "resourceclaimtemplates", "ResourceClaimTemplate", older_versions=_BETA
+)
 DEVICE_CLASSES: Final = Resource(
     "resource.k8s.io", "v1", "deviceclasses", "DeviceClass", namespaced=False, older_versions=_BETA
 )
