@@ -236,7 +236,11 @@ class PrometheusSuite:
         assert values(fetch(url, options=options)) == {"a": 1.0, "c": 2.0}
 
     @pytest.mark.parametrize(
-        "label", ["Hostname", "hostname", "node_name", "k8s_node_name", "exported_node", "exported_instance"]
+        "label",
+        [
+            *("Hostname", "hostname", "node_name", "k8s_node_name", "host_name"),
+            *("exported_node", "exported_instance", "exported_host_name"),
+        ],
     )
     def test_labels_of_common_exporters_name_nodes(self, prometheus: Holding, label: str) -> None:
         url = prometheus({f'temp{{instance="10.9.9.9:9400",{label}="c"}}': "1"})
@@ -256,6 +260,10 @@ class PrometheusSuite:
             }
         )
         assert fetch(url).unmatched == ("a1.example.org",)
+
+    def test_kubernetes_name_of_the_collector_comes_before_its_host_name(self, prometheus: Holding) -> None:
+        url = prometheus({'temp{instance="10.9.9.9:1",host_name="a",k8s_node_name="c"}': "1"})
+        assert values(fetch(url)) == {"c": 1.0}
 
     @pytest.mark.parametrize("metric", ["node:load1:ratio", "k8s.node.cpu.usage"])
     def test_names_with_colons_and_dots(self, prometheus: Holding, metric: str) -> None:

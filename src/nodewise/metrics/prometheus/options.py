@@ -14,6 +14,8 @@ NODE_LABELS: Final = (
     "node_name",
     "k8s_node_name",
     "k8s.node.name",
+    "host_name",
+    "host.name",
     "Hostname",
     "hostname",
     "instance",
