@@ -87,7 +87,8 @@ class DeviceDemand(NamedTuple):
     @property
     def key(self) -> Hashable:
         """Equal for pods with the same requests."""
-        return self.reason, tuple((claim.requests, claim.constraints) for claim in self.claims)
+        claims = [(claim.requests, claim.constraints, claim.is_too_large) for claim in self.claims]
+        return self.reason, tuple(claims)
 
 
 NO_DEVICES_REQUESTED: Final = DeviceDemand(())
@@ -198,12 +199,13 @@ class _Known:
         self.results: list[_Placement | str] = []
         """Different placements, or why there is none. Details of decisions share it, so it only grows."""
         self.beside_expected: dict[int, _BesideExpected] = {}
-        """By column, those of the last pod."""
+        """By column, those for the candidates of the last pod."""
         self.fits_no_devices: bool | None = None
         """Whether nodes without devices fit; None if that was not examined."""
         self._code_of: dict[_Placement | str, int] = {}
         self._fits = np.zeros(0, np.bool_)
-        self._milli = np.zeros((0, devices.layout.most_gpus), np.int64)
+        # no more than 1,000 thousandths, and there may be thousands of results
+        self._milli = np.zeros((0, devices.layout.most_gpus), np.int16)
         self.code(_DOES_NOT_FIT)
         self.versions[-1] = devices.versions[-1]
 
@@ -218,11 +220,11 @@ class _Known:
             self.results.append(result)
         return code
 
-    def fits_and_milli(self) -> tuple[NDArray[np.bool_], NDArray[np.int64]]:
+    def fits_and_milli(self) -> tuple[NDArray[np.bool_], NDArray[np.int16]]:
         """By code, whether the claims fit, and the thousandths by position that are then no longer free."""
         added = self.results[len(self._fits) :]
         if added:
-            milli = np.zeros((len(added), self._milli.shape[1]), np.int64)
+            milli = np.zeros((len(added), self._milli.shape[1]), np.int16)
             for row, result in zip(milli, added, strict=True):
                 for position, amount in result.milli if isinstance(result, _Placement) else ():
                     row[position] = amount
@@ -282,7 +284,7 @@ class DeviceDetails(NamedTuple):
         for each in result.devices:
             by_request.setdefault(each.request, []).append(names[each.position])
         parts = [f"{request}: {', '.join(of_request)}" for request, of_request in by_request.items()]
-        return f"devices {'; '.join(parts)}"
+        return f"devices {'; '.join(parts)}" if parts else ""
 
     def misfit_text(self, candidate: int) -> str:
         """Why the free devices of one of the `misfits` do not fit."""
@@ -347,12 +349,11 @@ class DevicePredictions:
         known = self._known(devices, demand)
         stale = columns[devices.versions[columns] != known.versions[columns]]
         stale = stale[stale < len(devices.nodes)]
-        budget, expected = SearchBudget(most_steps), self._expected_by_node()
-        not_examined = _NOT_EXAMINED
-        predicted_below = {devices.columns.get(name) for name in expected}
+        budget, not_examined = SearchBudget(most_steps), _NOT_EXAMINED
+        expected = self._expected_by_column(devices, columns)
         for column in stale.tolist():
-            if column in predicted_below:
-                continue
+            if column in expected:
+                continue  # predicted below
             of_node = devices.nodes[column][1]
             result = self._predict(demand, of_node, device_inventory.device_use(of_node), budget)
             if budget.left < 0:
@@ -364,18 +365,18 @@ class DevicePredictions:
                 break
         codes = known.codes[columns]
         codes[devices.versions[columns] != known.versions[columns]] = known.code(not_examined)
-        codes[_lacks_allocation(demand, devices, columns)] = known.code(_ON_OTHER_NODES)
         before = CandidateGpus(devices.layout, columns)
+        known.beside_expected = self._beside_expected(known, devices, demand, expected, budget)
         if expected:
             pending = np.zeros((devices.layout.most_gpus, len(columns)), np.int64)
-            beside = known.beside_expected = self._beside_expected(known, devices, demand, columns, budget)
-            for column, expectation in beside.items():
+            for column, expectation in known.beside_expected.items():
                 of_column = columns == column
                 codes[of_column] = expectation.code
                 pending[:, of_column] = np.array(expectation.milli)[:, np.newaxis]
             before.take_amounts(DEVICE, pending)
+        codes[_lacks_allocation(demand, devices, columns)] = known.code(_ON_OTHER_NODES)
         fits_by_code, milli_by_code = known.fits_and_milli()
-        amounts = milli_by_code[codes].T
+        amounts = milli_by_code[codes].T.astype(np.int64)
         after = before.fork()
         after.take_amounts(DEVICE, amounts)
         fits = fits_by_code[codes]
@@ -396,26 +397,25 @@ class DevicePredictions:
         known: _Known,
         devices: DeviceLayout,
         demand: DeviceDemand,
-        columns: NDArray[np.intp],
+        expected: Mapping[int, list[PredictedDevice]],
         budget: SearchBudget,
     ) -> dict[int, _BesideExpected]:
-        """By column, the predictions for candidates with expected devices. Those of the last pod are used again."""
+        """By column, the predictions beside expected devices. Those of the last pod are used again."""
         beside: dict[int, _BesideExpected] = {}
-        for name, of_pods in self._expected_by_node().items():
-            column = devices.columns.get(name)
-            if column is None or not (columns == column).any():
-                continue
+        for column, of_pods in expected.items():
             version, last = int(devices.versions[column]), known.beside_expected.get(column)
             if last is not None and (last.version, last.devices) == (version, of_pods):
                 beside[column] = last
                 continue
             of_node = devices.nodes[column][1]
             use = _add_expected(device_inventory.device_use(of_node), of_pods)
-            code = known.code(self._predict(demand, of_node, use, budget))
+            result = self._predict(demand, of_node, use, budget)
+            if budget.left < 0:
+                # the next pod may get a result
+                version, result = -1, _NOT_EXAMINED
             every = device_layout.ordered_devices(of_node)
             milli = [*_milli_by_position(every, of_pods, devices.layout.most_gpus)]
-            # without steps left, the next pod may get a result
-            beside[column] = _BesideExpected(version if budget.left >= 0 else -1, of_pods, code, milli)
+            beside[column] = _BesideExpected(version, of_pods, known.code(result), milli)
         return beside
 
     def _is_device_needed(self, known: _Known, devices: DeviceLayout, demand: DeviceDemand) -> bool:
@@ -539,12 +539,16 @@ class DevicePredictions:
         )
         return _Placement(placed, taken)
 
-    def _expected_by_node(self) -> dict[str, list[PredictedDevice]]:
-        by_node: dict[str, list[PredictedDevice]] = {}
+    def _expected_by_column(
+        self, devices: DeviceLayout, columns: NDArray[np.intp]
+    ) -> dict[int, list[PredictedDevice]]:
+        """The expected devices of candidates, by column."""
+        by_column: dict[int, list[PredictedDevice]] = {}
         for expected in self._expected.values():
-            if expected.devices:
-                by_node.setdefault(expected.node, []).extend(expected.devices)
-        return by_node
+            column = devices.columns.get(expected.node)
+            if expected.devices and column is not None:
+                by_column.setdefault(column, []).extend(expected.devices)
+        return {column: of_pods for column, of_pods in by_column.items() if (columns == column).any()}
 
 
 def _lacks_allocation(

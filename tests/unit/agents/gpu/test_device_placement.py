@@ -6,8 +6,10 @@ from typing import Any
 import msgspec
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
-from nodewise.agent import ClusterState, Names, NodeIndex, ObjectKey, Snapshot
+from nodewise.agent import ClusterState, Names, NodeIndex, ObjectKey, Scores, Snapshot
 from nodewise.agent.state import Change
 from nodewise.agents.gpu import device_placement
 from nodewise.agents.gpu.agent import GpuAgent
@@ -26,6 +28,7 @@ from nodewise.devices.device_inventory import (
 )
 from nodewise.devices.device_taint_rules import DeviceTaintRule
 from nodewise.devices.resource_claims import (
+    MOST_REQUEST_BYTES,
     DeviceClassObject,
     ResourceClaimObject,
     parse_device_class,
@@ -384,3 +387,82 @@ def test_reason_for_devices_of_several_nodes_follows_the_class_after_a_pod_witho
     cluster.apply(no_device)
     cluster.best("q")
     assert cluster.decide(pod("p", "c"))[1][0] == "the claims do not fit the free devices"
+
+
+def test_claim_in_use_decides_the_node_also_where_other_devices_are_expected() -> None:
+    used = held("used", "n1", "gpu-0")
+    used["status"]["reservedFor"] = [{"resource": "pods", "name": "other", "uid": "other"}]
+    term = {"matchFields": [{"key": "metadata.name", "operator": "In", "values": ["n1"]}]}
+    used["status"]["allocation"]["nodeSelector"] = {"nodeSelectorTerms": [term]}
+    cluster = Cluster("pack", *THREE, *HELD, used, claim("c"))
+    cluster.decide(pod("p", "c"))
+    candidates = Names(cluster.snapshot.nodes, np.arange(3))
+    verdict = cluster.agent.filter(pod("q", "used"), candidates, cluster.snapshot)
+    assert verdict is not None
+    assert isinstance(verdict.details, DeviceDetails)
+    assert verdict.details.misfits().tolist() == [True, False, True]
+
+
+def test_claim_without_requests_and_a_claim_that_is_too_large_differ() -> None:
+    selector = {"cel": {"expression": "x" * MOST_REQUEST_BYTES}}
+    empty, large = claim("empty"), claim("large", selectors=[selector])
+    empty["spec"]["devices"]["requests"] = []
+    cluster = Cluster("pack", *THREE, empty, large)
+    assert cluster.decide(pod("p", "empty"))[1] == [""] * 3
+    reason = f"a claim has more than {MOST_REQUEST_BYTES} bytes of requests"
+    assert cluster.decide(pod("q", "large"))[1] == [f"devices of claim large not predicted: {reason}"] * 3
+
+
+NODES = st.sampled_from(["n0", "n1", "n2"])
+CHANGES = st.one_of(
+    st.builds(slices, NODES, st.integers(1, 4)),
+    st.builds(lambda node: slices(node, 2, **SHARED), NODES),
+    st.builds(lambda node, at: held(f"held-{node}", node, f"gpu-{at}"), NODES, st.integers(0, 3)),
+    st.builds(lambda node: claim(f"held-{node}"), NODES),
+    st.builds(lambda at, node: held(f"c{at}", node, "gpu-1"), st.integers(0, 2), NODES),
+    st.builds(claim, st.sampled_from([f"c{at}" for at in range(3)]), st.integers(1, 3)),
+    st.builds(lambda at, node: cpu_pod(f"p{at}", f"c{at}", node=node), st.integers(0, 2), NODES),
+    st.builds(
+        lambda selector: device_objects.device_class(device_objects.DRIVER, selector, extended_resource=GPU),
+        st.sampled_from(["true", "false"]),
+    ),
+)
+ATTEMPTS = st.tuples(st.integers(0, 2), st.sets(st.integers(0, 2), min_size=1).map(sorted))
+"""The number of a pod and of its claim, and the candidates."""
+
+
+def outcome(scores: Scores | None) -> object:
+    """The points, the misfits and the details by candidate; None without scores."""
+    if scores is None:
+        return None
+    details = scores.details
+    assert isinstance(details, DeviceDetails)
+    return scores.points.tolist(), details.misfits().tolist(), [*map(details.text, range(len(scores.points)))]
+
+
+@given(
+    st.lists(st.one_of(CHANGES, ATTEMPTS, ATTEMPTS, st.sampled_from([1.0, 60.0])), min_size=10, max_size=40)
+)
+@settings(max_examples=150, deadline=None)
+def test_kept_predictions_are_those_that_are_made_from_scratch(steps: list[Any]) -> None:
+    """An agent that decided the pods before has the same scores as one that only knows the expected devices."""
+    cluster, now = Cluster("pack", *THREE, *(claim(f"c{at}", 1 + at % 2) for at in range(3))), 0.0
+    for step in steps:
+        if isinstance(step, dict):
+            cluster.apply(step, now=now)
+        elif isinstance(step, float):
+            now += step
+            cluster.apply(now=now)
+        else:
+            number, positions = step
+            candidates = Names(cluster.snapshot.nodes, np.array(positions))
+            fresh = GpuAgent(GpuOptions(gpu_placement="pack"), GENERIC)
+            fresh.serve()
+            fresh._predictions._expected = dict(cluster.agent._predictions._expected)
+            for wanted in (pod(f"p{number}", f"c{number}"), pod(f"q{number}", gpu="1")):
+                kept, scratch = (
+                    outcome(agent.score(wanted, candidates, cluster.snapshot))
+                    for agent in (cluster.agent, fresh)
+                )
+                assert kept == scratch
+                assert cluster.agent._predictions._expected == fresh._predictions._expected
