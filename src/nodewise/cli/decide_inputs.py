@@ -235,7 +235,7 @@ def read_files(selection: InputSelection, api: Api | None) -> ObjectSources:
     once. `BadInput` names what cannot be read in files.
     """
     plain, _ = metric_files.split_paths(selection.paths)
-    files = claim_templates.add_claims(object_files.read(plain))
+    files = claim_templates.add_claims(object_files.read(plain), terminal_output.print_message)
     return ObjectSources(api, files, object_files.read(selection.policies))
 
 

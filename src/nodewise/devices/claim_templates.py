@@ -4,30 +4,42 @@ In a cluster, kube-controller-manager creates such a claim for each pod, and nam
 Kubernetes 1.37 `pkg/controller/resourceclaim/controller.go`.
 """
 
-import itertools
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Final
 
 import msgspec
 
-from nodewise.devices.resource_claims import ClaimingPodSpec, ClaimingPodStatus, claims_of_pod
+from nodewise.base.errors import did_you_mean
+from nodewise.devices.resource_claims import (
+    ClaimingPodSpec,
+    ClaimingPodStatus,
+    ClaimSpec,
+    PodClaim,
+    claims_of_pod,
+)
 from nodewise.devices.resource_slices import DeviceObjectMetadata
-from nodewise.kube.object_files import FileObject, FileObjects
+from nodewise.kube.object_files import DEFAULT_NAMESPACE, FileObject, FileObjects
 from nodewise.kube.resource_kinds import PODS, RESOURCE_CLAIM_TEMPLATES, RESOURCE_CLAIMS
-from nodewise.kube.store import Key
+
+
+class _ReadSpec(msgspec.Struct, frozen=True):
+    spec: ClaimSpec
+
+
+class _ReadTemplate(msgspec.Struct, frozen=True):
+    """What `decide` reads of a template, which names invalid fields."""
+
+    metadata: DeviceObjectMetadata
+    spec: _ReadSpec
 
 
 class _TemplateSpec(msgspec.Struct, frozen=True):
-    spec: msgspec.Raw = msgspec.Raw(b"{}")
+    spec: msgspec.Raw
 
 
 class _Template(msgspec.Struct, frozen=True):
     metadata: DeviceObjectMetadata
-    spec: _TemplateSpec = _TemplateSpec()
-
-
-class _Claim(msgspec.Struct, frozen=True):
-    metadata: DeviceObjectMetadata
+    spec: _TemplateSpec
 
 
 class _PodSpec(ClaimingPodSpec, frozen=True, gc=False, rename="camel"):
@@ -43,47 +55,48 @@ class _Pod(msgspec.Struct, frozen=True):
 _POD: Final = msgspec.json.Decoder(_Pod)
 
 
-def add_claims(objects: FileObjects) -> FileObjects:
-    """The objects, with a claim for each template of a waiting pod that has none yet. Templates that are not among the
-    objects add nothing. `BadInput` names invalid templates and claims.
+def add_claims(objects: FileObjects, warn: Callable[[str], None]) -> FileObjects:
+    """The objects, with a claim for each template of a waiting pod that has none yet. A template that is not among the
+    objects is a warning. `BadInput` names invalid templates.
+
+    The claim `web:gpus` of the pod `web` has a name that no object of a cluster can have.
     """
-    listed = objects.of(RESOURCE_CLAIM_TEMPLATES, _Template)
-    if not listed:
-        return objects
-    templates = {(each.metadata.namespace, each.metadata.name): each.spec.spec for each in listed}
-    names = {(each.metadata.namespace, each.metadata.name) for each in objects.of(RESOURCE_CLAIMS, _Claim)}
+    objects.of(RESOURCE_CLAIM_TEMPLATES, _ReadTemplate)
+    templates = {
+        (each.metadata.namespace, each.metadata.name): each.spec.spec
+        for each in objects.of(RESOURCE_CLAIM_TEMPLATES, _Template)
+    }
     entries = {kind: objects.entries(*kind) for kind in objects.kinds()}
     claims = entries.setdefault((RESOURCE_CLAIMS.group, RESOURCE_CLAIMS.kind), [])
     pods = entries.get((PODS.group, PODS.kind), [])
     for at, entry in enumerate(pods):
-        missing = _missing_claims(entry, templates)
         statuses = []
-        for reference, (namespace, base), spec in missing:
-            more = (f"{base}-{number}" for number in itertools.count(2))
-            name = next(each for each in itertools.chain([base], more) if (namespace, each) not in names)
-            names.add((namespace, name))
-            claims.append(_claim(entry, namespace, name, spec))
-            statuses.append({"name": reference, "resourceClaimName": name})
+        for namespace, claim, reference in _missing_claims(entry):
+            spec = templates.get((namespace, reference.template))
+            if spec is None:
+                known = sorted(name for of_namespace, name in templates if of_namespace == namespace)
+                name = f"{namespace}/{reference.template}{did_you_mean(reference.template, known)}"
+                warn(f"Warning: {entry.where}: no file has the ResourceClaimTemplate {name}")
+                continue
+            claims.append(_claim(entry, namespace, claim, spec))
+            statuses.append({"name": reference.reference, "resourceClaimName": claim})
         if statuses:
             pods[at] = _with_statuses(entry, statuses)
     return FileObjects(entries)
 
 
-def _missing_claims(
-    entry: FileObject, templates: Mapping[Key, msgspec.Raw]
-) -> list[tuple[str, Key, msgspec.Raw]]:
-    """The references of a waiting pod whose claims do not exist, with namespace, name and spec of these."""
+def _missing_claims(entry: FileObject) -> list[tuple[str, str, PodClaim]]:
+    """The namespace, the name and the reference of each claim of a template that a waiting pod does not have yet."""
     try:
         pod = _POD.decode(entry.data)
     except msgspec.MsgspecError:
         return []  # reported by what reads the pod
     if pod.spec.node_name:
         return []
-    namespace = pod.metadata.namespace or "default"
     return [
-        (each.reference, (namespace, f"{pod.metadata.name}-{each.reference}"), spec)
+        (pod.metadata.namespace or DEFAULT_NAMESPACE, f"{pod.metadata.name}:{each.reference}", each)
         for each in claims_of_pod(pod.spec, pod.status or ClaimingPodStatus())
-        if not each.claim and (spec := templates.get((namespace, each.template))) is not None
+        if each.template and not each.claim
     ]
 
 

@@ -238,7 +238,7 @@ class _ClaimDevices(msgspec.Struct, frozen=True, gc=False):
     constraints: tuple[_Constraint, ...] | None = None
 
 
-class _ClaimSpec(msgspec.Struct, frozen=True, gc=False):
+class ClaimSpec(msgspec.Struct, frozen=True, gc=False):
     devices: _ClaimDevices = _ClaimDevices()
 
 
@@ -270,7 +270,7 @@ class ResourceClaimObject(msgspec.Struct, frozen=True, gc=False):
     """A ResourceClaim of the API, of any version."""
 
     metadata: DeviceObjectMetadata
-    spec: _ClaimSpec = _ClaimSpec()
+    spec: ClaimSpec = ClaimSpec()
     status: _ClaimStatus = _ClaimStatus()
 
 
@@ -328,11 +328,11 @@ def parse_allocated_claim(item: AllocatedClaimObject) -> ResourceClaim | None:
     return parse_resource_claim(ResourceClaimObject(item.metadata, status=item.status))
 
 
-def _parse_requests(spec: _ClaimSpec) -> tuple[ClaimRequest, ...]:
+def _parse_requests(spec: ClaimSpec) -> tuple[ClaimRequest, ...]:
     return tuple(map(_parse_request, spec.devices.requests or ()))
 
 
-def _parse_constraints(spec: _ClaimSpec) -> tuple[DeviceConstraint, ...]:
+def _parse_constraints(spec: ClaimSpec) -> tuple[DeviceConstraint, ...]:
     return tuple(
         DeviceConstraint(each.requests or (), each.match_attribute or "", each.distinct_attribute or "")
         for each in spec.devices.constraints or ()
