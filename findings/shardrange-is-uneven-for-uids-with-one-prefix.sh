@@ -40,11 +40,12 @@ func main() {
 	fmt.Println("number-first", shards("%08d-0000-0000-0000-000000000000"))
 }
 END
-go mod init example.org/shards 2> /dev/null
+go mod init example.org/shards > install.log 2>&1 || { cat install.log; exit 1; }
 echo "installing k8s.io/apimachinery $version"
-go get "k8s.io/apimachinery/pkg/sharding@$version" 2> /dev/null
+go get "k8s.io/apimachinery/pkg/sharding@$version" > install.log 2>&1 || { cat install.log; exit 1; }
 output=$(go run .)
 echo "$output"
-if ! grep -Fqx 'number-last [0 399 500 101]' <<< "$output"; then echo "the behavior has changed"; exit 1; fi
-grep -Fqx 'number-first [243 246 253 258]' <<< "$output"
+expect() { if ! grep -Fqx "$1" <<< "$output"; then echo "the behavior has changed: expected $1"; exit 1; fi; }
+expect 'number-last [0 399 500 101]'
+expect 'number-first [243 246 253 258]'
 echo "as described: one of four shards has no UID, another one half of them"
