@@ -378,20 +378,27 @@ class SampledPrometheus:
 
     def __init__(self) -> None:
         self.error: NodewiseError | None = None
+        self.failing = ""
+        """What queries with the error contain."""
 
-    async def samples(self, _query: str) -> dict[str, node_usage.Points]:
-        if self.error:
+    async def samples(self, query: str) -> dict[str, node_usage.Points]:
+        if self.error and self.failing in query:
             raise self.error
         return {"a": np.array([[60.0 * minute, 1.0 + minute % 2] for minute in range(300)])}
 
 
-async def test_forecasts_outlive_a_failed_query_for_the_time_that_they_are_for() -> None:
-    clock, prometheus = ManualClock(START), SampledPrometheus()
+def forecasting_source(clock: ManualClock, prometheus: SampledPrometheus) -> node_usage.PrometheusUsageSource:
+    """A source whose forecasts are for 600 s."""
     selector = SourceSelector([Meter(clock, a=(1.0, GIB))], FetchLimits(5, 8), clock, MetricsRegistry())
     options = ForecastOptions(annotate_forecast=True, annotate_forecast_window_s=60_000)
-    source = node_usage.PrometheusUsageSource(
+    return node_usage.PrometheusUsageSource(
         selector, WindowOptions(), options, [cast("PrometheusSource", prometheus)], clock
     )
+
+
+async def test_forecasts_outlive_a_failed_query_for_the_time_that_they_are_for() -> None:
+    clock, prometheus = ManualClock(START), SampledPrometheus()
+    source = forecasting_source(clock, prometheus)
     known = (await source.measure({})).usage["a"]
     assert known.cpu.forecast > 0
     prometheus.error = Unavailable("timeout")
@@ -401,3 +408,16 @@ async def test_forecasts_outlive_a_failed_query_for_the_time_that_they_are_for()
     assert measured.failures == ("samples of cpu: timeout", "samples of memory: timeout")
     clock.advance(300)
     assert isnan((await source.measure({})).usage["a"].cpu.forecast)
+
+
+async def test_forecast_of_one_resource_outlives_one_failure_after_many_of_the_other() -> None:
+    clock, prometheus = ManualClock(START), SampledPrometheus()
+    source = forecasting_source(clock, prometheus)
+    prometheus.error, prometheus.failing = Unavailable("timeout"), "memory"
+    for _ in range(4):
+        known = (await source.measure({})).usage["a"]
+        clock.advance(300)
+    prometheus.failing = ""
+    measured = (await source.measure({})).usage["a"]
+    assert measured.cpu.forecast == known.cpu.forecast > 0
+    assert isnan(measured.memory.forecast)

@@ -180,6 +180,7 @@ def forecast_mean(samples: NDArray[np.float64]) -> float:
 ValueByNode = Mapping[str, float]
 
 
+_NO_FORECASTS: Final[tuple[float, ValueByNode]] = (float("-inf"), {})
 _SAMPLES_PER_CHUNK: Final = 3  # samples of a forecast
 _MIN_RATE_S: Final = 60.0  # a rate needs two scrapes
 _SAMPLES_PER_WINDOW: Final = 60
@@ -202,8 +203,8 @@ class PrometheusUsageSource:
         self._config = config
         self._sources = sources
         self._clock = clock
-        self._forecasts: tuple[ValueByNode, ValueByNode] = ({}, {})
-        self._forecast_s = float("-inf")
+        self._forecasts: dict[str, tuple[float, ValueByNode]] = {}
+        """By resource, when the forecasts were made, and those."""
 
     async def take_sample(self) -> None:
         """Do nothing: Prometheus stores the samples."""
@@ -243,21 +244,22 @@ class PrometheusUsageSource:
         """
         window_s = self._config.annotate_forecast_window_s
         step_s = window_s / (_SAMPLES_PER_CHUNK * CHUNKS)
-        age_s = self._clock.monotonic() - self._forecast_s
-        if not self._config.annotate_forecast or age_s < step_s:
-            return self._forecasts
-        forecasts: list[ValueByNode] = []
+        if not self._config.annotate_forecast:
+            return {}, {}
         for resource in ("cpu", "memory"):
+            made_s, _ = self._forecasts.get(resource, _NO_FORECASTS)
+            age_s = self._clock.monotonic() - made_s
+            if age_s < step_s:
+                continue
             by_node = {}
             points_by_node = await self._query_samples(resource, window_s, step_s, failures)
             async for node, points in cooperative_scheduling.iterate_with_pauses(points_by_node.items()):
                 by_node[node] = forecast_mean(points[:, 1])
-            forecasts.append(by_node)
-        last = self._forecasts if age_s < window_s / CHUNKS else ({}, {})
-        self._forecasts = (forecasts[0] or last[0], forecasts[1] or last[1])
-        if all(forecasts):
-            self._forecast_s = self._clock.monotonic()
-        return self._forecasts
+            if by_node:
+                self._forecasts[resource] = self._clock.monotonic(), by_node
+            elif age_s >= window_s / CHUNKS:
+                self._forecasts[resource] = _NO_FORECASTS
+        return self._forecasts.get("cpu", _NO_FORECASTS)[1], self._forecasts.get("memory", _NO_FORECASTS)[1]
 
     async def _query_samples(
         self, resource: str, window_s: float, step_s: float, failures: list[str]
