@@ -67,7 +67,7 @@ def add_claims(objects: FileObjects, warn: Callable[[str], None]) -> FileObjects
         for each in objects.of(RESOURCE_CLAIM_TEMPLATES, _Template)
     }
     entries = {kind: objects.entries(*kind) for kind in objects.kinds()}
-    claims = entries.setdefault((RESOURCE_CLAIMS.group, RESOURCE_CLAIMS.kind), [])
+    claims = []
     pods = entries.get((PODS.group, PODS.kind), [])
     for at, entry in enumerate(pods):
         statuses = []
@@ -82,6 +82,8 @@ def add_claims(objects: FileObjects, warn: Callable[[str], None]) -> FileObjects
             statuses.append({"name": reference.reference, "resourceClaimName": claim})
         if statuses:
             pods[at] = _with_statuses(entry, statuses)
+    if claims:
+        entries.setdefault((RESOURCE_CLAIMS.group, RESOURCE_CLAIMS.kind), []).extend(claims)
     return FileObjects(entries)
 
 
