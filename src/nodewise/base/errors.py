@@ -151,6 +151,11 @@ def did_you_mean(name: str, valid: Sequence[str]) -> str:
     return f'; did you mean "{match}"?' if match else ""
 
 
+def quoting_hint(value: Any) -> str:
+    """The end of the expected text: ` in quotes` if YAML reads the value as a number or, as `n`, a truth value."""
+    return " in quotes" if isinstance(value, int | float) else ""
+
+
 def list_first(names: Sequence[str], most: int, separator: str = ", ") -> str:
     """The first texts of a list, and the number of the others: `a, b and 3 more`."""
     more = f" and {len(names) - most} more" if len(names) > most else ""

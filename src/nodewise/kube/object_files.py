@@ -353,7 +353,12 @@ def _expand_list_object(entry: FileObject, around: _TypeMeta) -> Iterator[tuple[
     try:
         head = _TYPE_META.decode(entry.data)
     except (msgspec.MsgspecError, RecursionError) as error:
-        problem = _problem_of_msgspec_error(entry.location.location_within_source, error)
+        where = entry.location.location_within_source
+        problem = (
+            Problem(where, "a list", "an object: a document for each, or one of the kind List with `items`")
+            if entry.data.startswith(b"[")
+            else _problem_of_msgspec_error(where, error)
+        )
         raise BadInput(entry.location.source, [problem]) from error
     api_version = head.api_version or around.api_version
     kind = head.kind or around.kind.removesuffix("List")

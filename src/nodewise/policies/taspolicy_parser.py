@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
 from nodewise.base import clock, quantity
-from nodewise.base.errors import shown
+from nodewise.base.errors import did_you_mean, quoting_hint, shown
 from nodewise.policies.placement_policy import AvoidRule, Comparison, LabelRule, Policy, PolicyKey, Preference
 from nodewise.policies.placement_policy_fields import AGGREGATE_TYPE, QUERY_TYPE, VIOLATING, choice
 from nodewise.policies.policy_objects import (
@@ -37,7 +37,7 @@ _MAX_AGE_S: Final = 366 * 86400.0
 
 def _parse_metric(value: Any) -> str:
     if not isinstance(value, str) or not 0 < len(value) <= MAX_METRIC_NAME:
-        raise ValueError(f"a name of at most {MAX_METRIC_NAME} characters")
+        raise ValueError(f"a name of at most {MAX_METRIC_NAME} characters{quoting_hint(value)}")
     if not METRIC_NAME.fullmatch(value):
         raise ValueError("letters, digits, _ and - (a PlacementPolicy also accepts : and .)")
     return value
@@ -45,7 +45,8 @@ def _parse_metric(value: Any) -> str:
 
 def _parse_operator(value: Any) -> str:
     if not isinstance(value, str) or value not in TASPOLICY_OPERATORS:
-        raise ValueError(" or ".join(TASPOLICY_OPERATORS))
+        similar = did_you_mean(value, [*TASPOLICY_OPERATORS]) if isinstance(value, str) else ""
+        raise ValueError(" or ".join(TASPOLICY_OPERATORS) + similar)
     return TASPOLICY_OPERATORS[value]
 
 
@@ -205,7 +206,9 @@ class _PolicyParser(ProblemCollector):
         strategy = self.parse_mapping(path, value)
         logical = strategy.get("logicalOperator", "")
         if logical not in ("", "anyOf", "allOf", None):
-            self.add_problem(f"{path}.logicalOperator", shown(logical), "allOf or anyOf (taken as anyOf)")
+            similar = did_you_mean(logical, ["allOf", "anyOf"]) if isinstance(logical, str) else ""
+            expected = f"allOf or anyOf (taken as anyOf){similar}"
+            self.add_problem(f"{path}.logicalOperator", shown(logical), expected)
         if why := self._report_unknown(path, strategy, STRATEGY_FIELDS):
             return _unusable_strategy(why)
         rules = strategy.get("rules")

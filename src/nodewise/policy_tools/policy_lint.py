@@ -19,7 +19,7 @@ from typing import Any, Final
 import msgspec
 
 from nodewise.base import clock, quantity, safe_yaml_loader
-from nodewise.base.errors import Problem, closest_names, did_you_mean, shown
+from nodewise.base.errors import Problem, closest_names, did_you_mean, quoting_hint, shown
 from nodewise.devices.resource_slices import ResourceSliceObject
 from nodewise.policies import placement_policy_parser
 from nodewise.policies import taspolicy_parser as policies
@@ -356,7 +356,8 @@ def _value_problems(  # complexity: one case for each type of a schema
             yield Problem(path, shown(value), f"an integer of 64 bits, or a string{hint}")
             return
     elif not isinstance(value, _TYPES[schema["type"]]):
-        yield Problem(path, shown(value), _TYPE_NAMES[schema["type"]])
+        hint = quoting_hint(value) if schema["type"] == "string" else ""
+        yield Problem(path, shown(value), _TYPE_NAMES[schema["type"]] + hint)
         return
     if isinstance(value, str):
         yield from _text_problems(path, value, schema)

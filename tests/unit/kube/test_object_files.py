@@ -108,6 +108,7 @@ def test_all_unreadable_objects_are_reported_together(tmp_path: Path) -> None:
     paths = [
         write_objects(tmp_path, "broken.yaml", "a: ["),
         write_objects(tmp_path, "kindless.yaml", "a: 1"),
+        write_objects(tmp_path, "bare.json", [node("a")]),
         write_objects(tmp_path, "list.json", {"apiVersion": "v1", "kind": "List", "items": [node("a"), 3]}),
         tmp_path / "none.yaml",
     ]
@@ -118,6 +119,7 @@ def test_all_unreadable_objects_are_reported_together(tmp_path: Path) -> None:
     assert problems[0].startswith("broken.yaml, document 1, line 2, column 1: while parsing a flow node")
     assert problems[1:] == [
         """kindless.yaml, document 1: '{"a":1}'; expected an object with apiVersion and kind""",
+        "bare.json, document 1: a list; expected an object: a document for each, or one of the kind List with `items`",
         "list.json, document 1, items[1]: `int`; expected `object`",
         "none.yaml: No such file or directory; expected a file that can be read",
         "empty: a folder without such files; expected files in .yaml, .yml, .json",

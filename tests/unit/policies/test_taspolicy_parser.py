@@ -23,9 +23,11 @@ def one_rule(**fields: Any) -> dict[str, Any]:
 RULE = "spec.strategies.dontschedule.rules[0]"
 PROBLEMS = {
     "an operator": (one_rule(operator="Above"), f"{RULE}.operator: 'Above'; expected LessThan or GreaterThan or Equals"),
+    "an operator in lower case": (one_rule(operator="greaterthan"), 'or Equals; did you mean "GreaterThan"?'),
     "a target": (one_rule(target="warm"), f"{RULE}.target: 'warm'; expected a Kubernetes quantity such as 3, 0.5, 250m or 64Mi"),
     "a boolean target": (one_rule(target=True), f"{RULE}.target: True; expected a Kubernetes quantity"),
     "a metric's name": (one_rule(metricname="a:b"), f"{RULE}.metricname: 'a:b'; expected letters, digits, _ and - (a PlacementPolicy also accepts : and .)"),
+    "a metric's name that YAML reads as another value": (one_rule(metricname=False), f"{RULE}.metricname: False; expected a name of at most 253 characters in quotes"),
     "no metric": (one_rule(metricname=""), f"{RULE}.metricname: ''; expected a name"),
     "when_missing": (one_rule(when_missing="keep"), f"{RULE}.when_missing: 'keep'; expected pass or reject"),
     "max_age": (one_rule(max_age="0s"), f"{RULE}.max_age: '0s'; expected a duration such as 30s or 5m"),
@@ -40,7 +42,7 @@ PROBLEMS = {
     "strategies that are text": ({"strategies": "x"}, "spec.strategies: 'x'; expected an object"),
     "no strategies": ({}, "spec.strategies: no value; expected dontschedule or"),
     "a spec that is a number": (7, "spec: 7; expected an object"),
-    "allOf in other case": ({"strategies": {"dontschedule": {"logicalOperator": "ALLOF", "rules": [rule("m")]}}}, "logicalOperator: 'ALLOF'; expected allOf or anyOf"),
+    "allOf in other case": ({"strategies": {"dontschedule": {"logicalOperator": "ALLOF", "rules": [rule("m")]}}}, "logicalOperator: 'ALLOF'; expected allOf or anyOf (taken as anyOf); did you mean \"allOf\"?"),
     "Equals as a preference": ({"strategies": {"scheduleonmetric": {"rules": [rule("m", "Equals")]}}}, "which define an order"),
     "an operator of strategies that is a list": ({"strategies": {"dontschedule": {"logicalOperator": [], "rules": [rule("m")]}}}, "logicalOperator: []; expected allOf or anyOf"),
     "when_missing that is a list": (one_rule(when_missing=["pass"]), f"{RULE}.when_missing: ['pass']; expected pass or reject"),

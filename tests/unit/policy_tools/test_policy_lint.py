@@ -30,6 +30,7 @@ def one_rule(**fields: Any) -> Any:
 
 PROBLEMS = {
     "a fraction as a number": (one_rule(target=0.8), f'{RULE}.target: 0.8; expected an integer of 64 bits, or a string such as "0.8"'),
+    "a metric's name that YAML reads as another value": (one_rule(metricname=False), f"{RULE}.metricname: False; expected a string in quotes"),
     "an operator in lower case": (one_rule(operator="equals"), 'GreaterThan; did you mean "Equals"?'),
     "an age without a unit": (one_rule(max_age="90"), f"{RULE}.max_age: '90'; expected a duration such as 30s"),
     "a line break after a name": (one_rule(metricname="m\n"), f"{RULE}.metricname: 'm\\n'; expected letters, digits, _ and - ("),
