@@ -158,7 +158,7 @@ def _misfits(decisions: Iterable[Decision], candidates: AbstractSet[str]) -> dic
     from nodewise.agents.gpu.device_placement import DeviceDetails
 
     return {
-        name: details.misfit_text(position)
+        name: details.text(position)
         for decision in decisions
         for _, details in decision.details()
         if isinstance(details, DeviceDetails)

@@ -133,9 +133,10 @@ _DOES_NOT_FIT = "the claims do not fit the free devices"
             {"a": "the node has no devices for the claims", "b": _DOES_NOT_FIT},
             "gpu",
         ),
+        # node a may have the resource from a device plugin
         (
             {"containers": [{"name": "c", "resources": {"requests": {"example.com/gpu": "1"}}}]},
-            {"a": "the node has no devices for the claims", "b": _DOES_NOT_FIT},
+            {"b": _DOES_NOT_FIT},
             "container-0-request-0",
         ),
     ],
@@ -163,7 +164,7 @@ def test_devices_are_checked_without_the_agent_gpu(
     assert decision["scores"] == {"b": 0}
     replica.serve(MetricsSnapshot({"heat": heat(70, 70)}))
     api.put(RESOURCE_SLICES, device_objects.resource_slice("b", devices[:1]))
-    [decision] = replica.decide(expected=3)["decisions"]
+    [decision] = replica.decide(expected=3 if len(misfits) == 2 else 0)["decisions"]
     assert (decision["misfits"], decision["rejected"]) == (misfits, {})
     replica.api.refused = RESOURCE_SLICES.plural
     [decision] = replica.decide()["decisions"]

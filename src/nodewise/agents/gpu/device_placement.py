@@ -256,8 +256,6 @@ class DeviceDetails(NamedTuple):
     """By column. Decisions share it."""
     is_device_needed: bool = False
     """Whether the claims do not fit nodes without devices."""
-    has_extended_resources: bool = False
-    """Whether nodes without devices may have what is requested in another form, as from a device plugin."""
     claims: tuple[ObjectKey, ...] = ()
 
     @property
@@ -265,7 +263,7 @@ class DeviceDetails(NamedTuple):
         return int(self.codes.nbytes + self.columns.nbytes)
 
     def misfits(self) -> NDArray[np.bool_]:
-        """The candidates whose free devices do not fit the claims; they may have extended resources in another form."""
+        """The candidates whose free devices do not fit the claims."""
         has_devices = self.columns < len(self.names)
         is_misfit = np.array([result in _MISFITS for result in self.results] or [False])
         return np.where(has_devices, is_misfit[self.codes], self.is_device_needed)
@@ -274,7 +272,7 @@ class DeviceDetails(NamedTuple):
         """`devices gpu: gpu-3, gpu-4`."""
         column = int(self.columns[candidate])
         if column >= len(self.names):
-            return _NO_DEVICES if self.is_device_needed and not self.has_extended_resources else ""
+            return _NO_DEVICES if self.is_device_needed else ""
         result, names = self.results[int(self.codes[candidate])], self.names[column]
         if isinstance(result, str):
             claims = list_first([name for _, name in self.claims], _MOST_LISTED)
@@ -285,10 +283,6 @@ class DeviceDetails(NamedTuple):
             by_request.setdefault(each.request, []).append(names[each.position])
         parts = [f"{request}: {', '.join(of_request)}" for request, of_request in by_request.items()]
         return f"devices {'; '.join(parts)}" if parts else ""
-
-    def misfit_text(self, candidate: int) -> str:
-        """Why the free devices of one of the `misfits` do not fit."""
-        return self.text(candidate) or _NO_DEVICES
 
     def distances(self) -> NDArray[np.float64]:
         """1: no candidate is rejected."""
@@ -387,7 +381,6 @@ class DevicePredictions:
             columns,
             devices.names,
             is_device_needed,
-            demand.has_extended_resources,
             demand.keys,
         )
         return DeviceScores(demand, devices, fits, before, after, amounts > 0, details)
@@ -422,6 +415,8 @@ class DevicePredictions:
         if demand.allocated_on is not None:
             # a driver that restarts publishes no devices for a time
             return demand.allocated_on <= devices.columns.keys()
+        if demand.has_extended_resources:
+            return False  # a node may have them in another form
         if known.fits_no_devices is None:
             prediction = predict_devices((), demand.claims, self._classes, DeviceUse(), device_matches)
             known.fits_no_devices = prediction is not None
