@@ -141,7 +141,9 @@ class DeviceTable:
 
 
 class _Generations:
-    """Which generation of a pool counts, by node, as in `PoolSlices.for_node`."""
+    """Which generation of a pool counts, by node. As in `PoolSlices.for_node` if each slice is for one node. A slice of
+    several nodes counts as one of all nodes, because labels of nodes are not known here.
+    """
 
     def __init__(self, listed: Iterable[SliceDevices]) -> None:
         self._newest: dict[tuple[str, str, str], int] = {}
