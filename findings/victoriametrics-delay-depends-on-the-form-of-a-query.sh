@@ -1,11 +1,11 @@
 #!/usr/bin/env bash
 # VictoriaMetrics hides the samples of the last 30 s (-search.latencyOffset), but not from every form of query: at one
-# time, `m` is an old value with the timestamp of now, `m[1m]` has the new samples, and `nocache=1`, which is documented
+# time, `m` is an old value with the timestamp of now, `m[2m]` has the new samples, and `nocache=1`, which is documented
 # as a switch for caches, replaces the value of an instant query by the newest one and leaves that of a range query as
 # it was.
 #
 # Expected by most readers of "Query latency" in its documentation ("true for both query and query_range"): either all
-# answers are 30 s late or none, `count_over_time(m[1m])` is the number of samples in `m[1m]`, and a switch for caches
+# answers are 30 s late or none, `count_over_time(m[2m])` is the number of samples in `m[2m]`, and a switch for caches
 # does not change values. Seen with VictoriaMetrics 1.151.0: 1 and 3 samples, and 60 and 0 for the same instant query
 # without and with nocache=1. Cause: range selectors are answered like exports, and instant queries shift their time
 # unless nocache is set (`queryHandler`, app/vmselect/prometheus/prometheus.go), while range queries have the last
