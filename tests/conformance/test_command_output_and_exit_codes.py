@@ -134,6 +134,17 @@ class TestDecide:
         )
         assert done.stderr == f"nodewise: Warning: {policy}, document 1: {misspelled}\n"
 
+    def test_objects_of_drivers_are_known_kinds_for_other_agents(self, tmp_path: Path) -> None:
+        for kind in ("ResourceClaim", "ResourceClaimTemplate"):
+            fields = (
+                "spec: {spec: {devices: {}}}" if kind == "ResourceClaimTemplate" else "spec: {devices: {}}"
+            )
+            text = f"{{apiVersion: resource.k8s.io/v1, kind: {kind}, metadata: {{name: c}}, {fields}}}"
+            (tmp_path / f"{kind}.yaml").write_text(text)
+        for agents in (["--agents", "telemetry"], []):
+            done = run("decide", EXAMPLE, str(tmp_path), *agents)
+            assert (done.returncode, done.stderr) == (0, "")
+
     def test_a_misspelled_metric_is_reported_with_the_similar_name(self, tmp_path: Path) -> None:
         policy = (ROOT / EXAMPLE / "policy.yaml").read_text().replace("health_metric", "helth_metric")
         file = tmp_path / "policy.yaml"

@@ -246,8 +246,7 @@ async def read_objects(
     kinds = [agents.load(name) for name in selection.options]
     _, tables = metric_files.split_paths(selection.paths)
     all_watched = object_feed.watched_objects(kinds, selection.options)
-    read = [NODES, PODS, RESOURCE_CLAIM_TEMPLATES, *(watched.resource for watched in all_watched)]
-    _warn_of_misspelled_kinds(sources, read)
+    _warn_of_misspelled_kinds(sources, [NODES, PODS, *(watched.resource for watched in all_watched)])
     node_type = object_feed.merge_node_types(kinds)
     pod_type = merge("Pod", PodPlacement, _NativePodFields, *(kind.pod_fields for kind in kinds))
     pods_of_cluster = _NOT_FINISHED if selection.running else _WAITING
@@ -367,7 +366,8 @@ def _warn_of_misspelled_kinds(sources: ObjectSources, resources: Iterable[Resour
     for files in (sources.files, sources.policies):
         for group, kind in files.kinds():
             known = kinds.get(group, set())
-            if kind not in known and (similar := closest_name(kind, sorted(known))):
+            is_read = kind in known or kind == RESOURCE_CLAIM_TEMPLATES.kind
+            if not is_read and (similar := closest_name(kind, sorted(known))):
                 where = files.entries(group, kind)[0].where
                 terminal_output.print_message(
                     f"Warning: {where}: an object of the unknown kind {shown(kind)} is ignored; "

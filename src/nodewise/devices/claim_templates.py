@@ -20,6 +20,7 @@ from nodewise.devices.resource_claims import (
 from nodewise.devices.resource_slices import DeviceObjectMetadata
 from nodewise.kube.object_files import DEFAULT_NAMESPACE, FileObject, FileObjects
 from nodewise.kube.resource_kinds import PODS, RESOURCE_CLAIM_TEMPLATES, RESOURCE_CLAIMS
+from nodewise.kube.store import Key
 
 
 class _ReadSpec(msgspec.Struct, frozen=True):
@@ -56,32 +57,37 @@ _POD: Final = msgspec.json.Decoder(_Pod)
 
 
 def add_claims(objects: FileObjects, warn: Callable[[str], None]) -> FileObjects:
-    """The objects, with a claim for each template of a waiting pod that has none yet. A template that is not among the
-    objects is a warning. `BadInput` names invalid templates.
+    """The objects, with a claim for each template of a waiting pod that has none yet. Unknown names of templates are
+    warnings, unless there is no template at all. `BadInput` names invalid templates.
 
     The claim `web:gpus` of the pod `web` has a name that no object of a cluster can have.
     """
-    objects.of(RESOURCE_CLAIM_TEMPLATES, _ReadTemplate)
+    if not objects.of(RESOURCE_CLAIM_TEMPLATES, _ReadTemplate):
+        return objects
     templates = {
         (each.metadata.namespace, each.metadata.name): each.spec.spec
         for each in objects.of(RESOURCE_CLAIM_TEMPLATES, _Template)
     }
     entries = {kind: objects.entries(*kind) for kind in objects.kinds()}
     claims = []
+    unknown: dict[Key, FileObject] = {}
     pods = entries.get((PODS.group, PODS.kind), [])
     for at, entry in enumerate(pods):
         statuses = []
         for namespace, claim, reference in _missing_claims(entry):
             spec = templates.get((namespace, reference.template))
             if spec is None:
-                known = sorted(name for of_namespace, name in templates if of_namespace == namespace)
-                name = f"{namespace}/{reference.template}{did_you_mean(reference.template, known)}"
-                warn(f"Warning: {entry.where}: no file has the ResourceClaimTemplate {name}")
+                unknown.setdefault((namespace, reference.template), entry)
                 continue
             claims.append(_claim(entry, namespace, claim, spec))
             statuses.append({"name": reference.reference, "resourceClaimName": claim})
         if statuses:
             pods[at] = _with_statuses(entry, statuses)
+    for (namespace, name), entry in unknown.items():
+        similar = did_you_mean(
+            name, sorted(other for of_namespace, other in templates if of_namespace == namespace)
+        )
+        warn(f"Warning: {entry.where}: no file has the ResourceClaimTemplate {namespace}/{name}{similar}")
     if claims:
         entries.setdefault((RESOURCE_CLAIMS.group, RESOURCE_CLAIMS.kind), []).extend(claims)
     return FileObjects(entries)

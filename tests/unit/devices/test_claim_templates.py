@@ -36,7 +36,7 @@ def pod(*references: dict[str, Any], namespace: str = "web", **parts: Any) -> di
 
 def add_claims(
     folder: Path, *objects: dict[str, Any], warnings: Sequence[str] = ()
-) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+) -> tuple[dict[str, Any] | None, list[dict[str, Any]]]:
     """The status of the pod, and the claims."""
     file = folder / "objects.yaml"
     file.write_text(yaml.safe_dump_all(objects))
@@ -112,6 +112,20 @@ def test_template_that_no_file_has_is_named(
 )
 def test_pod_without_a_missing_claim_is_unchanged(tmp_path: Path, unchanged: dict[str, Any]) -> None:
     assert add_claims(tmp_path, TEMPLATE, unchanged) == (unchanged.get("status"), [])
+
+
+def test_pods_of_files_without_templates_cause_no_warning(tmp_path: Path) -> None:
+    assert add_claims(tmp_path, pod(REFERENCE)) == (None, [])
+
+
+def test_unknown_template_of_several_pods_is_named_once(tmp_path: Path) -> None:
+    unknown = {"name": "gpus", "resourceClaimTemplateName": "other"}
+    pods = [{**pod(unknown), "metadata": {"name": name, "namespace": "web"}} for name in ("a", "b")]
+    (tmp_path / "objects.yaml").write_text(yaml.safe_dump_all([TEMPLATE, *pods]))
+    messages: list[str] = []
+    claim_templates.add_claims(object_files.read([tmp_path]), messages.append)
+    place = tmp_path / "objects.yaml"
+    assert messages == [f"Warning: {place}, document 2: no file has the ResourceClaimTemplate web/other"]
 
 
 @pytest.mark.parametrize(
