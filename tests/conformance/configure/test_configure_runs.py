@@ -188,6 +188,7 @@ def kubeadm_pod_of_user(**context: int) -> dict[str, Any]:
     return with_field(kubeadm_pod(30), "spec.containers.0.securityContext", context)
 
 
+@pytest.mark.root
 @pytest.mark.parametrize("field", ["runAsGroup", "fsGroup"])
 def test_kube_scheduler_of_another_user_can_read_its_files(host, field):
     """Root stays the owner, because a run refuses files that other users can write to."""
@@ -203,6 +204,7 @@ def test_kube_scheduler_of_another_user_can_read_its_files(host, field):
     assert (permissions(host.config), host.config.stat().st_gid) == (0o600, os.getegid())
 
 
+@pytest.mark.root
 def test_a_changed_group_of_kube_scheduler_gets_the_key(host):
     for group in (2001, 2002):
         host.write(kubeadm_pod_of_user(runAsUser=2000, runAsGroup=group))
