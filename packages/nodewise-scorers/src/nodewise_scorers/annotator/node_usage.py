@@ -203,7 +203,7 @@ class PrometheusUsageSource:
         self._config = config
         self._sources = sources
         self._clock = clock
-        self._forecasts: dict[str, tuple[float, ValueByNode]] = {}
+        self._forecasts = {"cpu": _NO_FORECASTS, "memory": _NO_FORECASTS}
         """By resource, when the forecasts were made, and those."""
 
     async def take_sample(self) -> None:
@@ -246,8 +246,7 @@ class PrometheusUsageSource:
         step_s = window_s / (_SAMPLES_PER_CHUNK * CHUNKS)
         if not self._config.annotate_forecast:
             return {}, {}
-        for resource in ("cpu", "memory"):
-            made_s, _ = self._forecasts.get(resource, _NO_FORECASTS)
+        for resource, (made_s, _) in self._forecasts.items():
             age_s = self._clock.monotonic() - made_s
             if age_s < step_s:
                 continue
@@ -259,7 +258,7 @@ class PrometheusUsageSource:
                 self._forecasts[resource] = self._clock.monotonic(), by_node
             elif age_s >= window_s / CHUNKS:
                 self._forecasts[resource] = _NO_FORECASTS
-        return self._forecasts.get("cpu", _NO_FORECASTS)[1], self._forecasts.get("memory", _NO_FORECASTS)[1]
+        return self._forecasts["cpu"][1], self._forecasts["memory"][1]
 
     async def _query_samples(
         self, resource: str, window_s: float, step_s: float, failures: list[str]
