@@ -375,14 +375,7 @@ class DevicePredictions:
         after.take_amounts(DEVICE, amounts)
         fits = fits_by_code[codes]
         is_device_needed = self._is_device_needed(known, devices, demand)
-        details = DeviceDetails(
-            codes,
-            known.results,
-            columns,
-            devices.names,
-            is_device_needed,
-            demand.keys,
-        )
+        details = DeviceDetails(codes, known.results, columns, devices.names, is_device_needed, demand.keys)
         return DeviceScores(demand, devices, fits, before, after, amounts > 0, details)
 
     def _beside_expected(
