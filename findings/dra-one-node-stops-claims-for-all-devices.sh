@@ -6,11 +6,11 @@
 # placed on another node. Seen with k8s.io/dynamic-resource-allocation v0.37.2: on the node with the models X and X
 # the claim gets both devices; for the node with X and Y the allocator returns an error, also if `firstAvailable` has
 # an alternative that the node meets. It is not an ErrFailedAllocationOnNode, the error that, unlike others, does
-# "only affect the one node and not the entire scheduling attempt". When kube-scheduler v1.37.2 examines that node, it
-# ends the attempt with the reason SchedulerError, and the pod is Pending although the first node is free. Cause: "It
-# does not make sense to declare a claim where a constraint prevents getting all devices" (`allocateDevice`); the
-# limit of 32 results is checked with the devices of each node (`Allocate`). Use: a selector for the value, such as X,
-# in place of the constraint. Fails if the behavior changes.
+# "only affect the one node and not the entire scheduling attempt". With the first two nodes, kube-scheduler v1.37.2
+# ended the attempt with the reason SchedulerError, and the pod stayed Pending although the first node was free.
+# Cause: "It does not make sense to declare a claim where a constraint prevents getting all devices"
+# (`allocateDevice`); the limit of 32 results is checked with the devices of each node (`Allocate`). Use: a selector
+# for the value, such as X, in place of the constraint. Fails if the behavior changes.
 set -euo pipefail
 version=v0.37.2
 folder=$(mktemp -d)
@@ -107,12 +107,14 @@ for module in api apimachinery dynamic-resource-allocation; do go mod edit -requ
 echo "installing k8s.io/dynamic-resource-allocation $version"
 go mod tidy > install.log 2>&1 || { cat install.log; exit 1; }
 go run . | tee seen.txt
-[ "$(sed 's/\(error of all nodes\):.*/\1/' seen.txt)" = "count uniform 2 devices
+constraint="cannot add device example.org/mixed/gpu-1 because a claim constraint would not be satisfied"
+limit="adding 33 devices exceeds the claim limit of 32, with 0 already accounted for"
+[ "$(cat seen.txt)" = "count uniform 2 devices
 count mixed not suitable
 count large 2 devices
 all uniform 2 devices
-all mixed error of all nodes
-all large error of all nodes
+all mixed error of all nodes: claim default/claim, request gpu: $constraint
+all large error of all nodes: claim default/claim, request gpu: $limit
 list uniform 2 devices
-list mixed error of all nodes
+list mixed error of all nodes: claim default/claim, request all: $constraint
 list large 1 devices" ] || { echo "the behavior has changed"; exit 1; }

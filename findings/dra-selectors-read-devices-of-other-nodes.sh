@@ -2,11 +2,12 @@
 # In a ResourceSlice with `perDeviceNodeSelection`, a claim's selector is evaluated for devices of other nodes as well,
 # and its error there prevents the allocation on a node whose own device matches.
 #
-# Expected by most readers: a device that the node cannot reach does not count, as with a slice of one node (`nodeName`),
-# which the allocator leaves out before it looks at a device. Seen with k8s.io/dynamic-resource-allocation v0.37.2: for
-# the node a, `device.attributes["example.org"].model == "X"` fails with "no such key: model" because of a device of the
-# node b without this attribute; with the two devices in two slices, the same claim gets its device. Kube-scheduler
-# uses this allocator, so one driver that publishes a mixed pool in one slice makes pods Pending on all of its nodes.
+# Expected by most readers: a device that the node cannot reach does not count, as with a slice of one node
+# (`nodeName`), which the allocator leaves out before it looks at a device.
+# Seen with k8s.io/dynamic-resource-allocation v0.37.2: for the node a,
+# `device.attributes["example.org"].model == "X"` fails with "no such key: model" because of a device of the node b
+# without this attribute; with the two devices in two slices, the same claim gets its device. Kube-scheduler uses
+# this allocator, so one driver that publishes a mixed pool in one slice makes pods Pending on all of its nodes.
 # Cause: the selectors of a device are checked before its node (`isSelectable`, then the node selector of the device).
 # Use: write `device.attributes["example.org"].?model.orValue("") == "X"`. Fails if the behavior changes.
 set -euo pipefail
@@ -58,8 +59,8 @@ func allocate(selector string, slices ...*resource.ResourceSlice) {
 	claim := &resource.ResourceClaim{ObjectMeta: meta.ObjectMeta{Name: "claim", Namespace: "default", UID: "1"},
 		Spec: resource.ResourceClaimSpec{Devices: resource.DeviceClaim{Requests: []resource.DeviceRequest{request}}}}
 	ctx := context.Background()
-	allocator, err := structured.NewAllocator(ctx, structured.Features{PartitionableDevices: true}, structured.AllocatedState{}, classes{}, slices,
-		cel.NewCache(10, cel.Features{}))
+	allocator, err := structured.NewAllocator(ctx, structured.Features{PartitionableDevices: true},
+		structured.AllocatedState{}, classes{}, slices, cel.NewCache(10, cel.Features{}))
 	if err != nil {
 		panic(err)
 	}

@@ -1,10 +1,10 @@
 #!/usr/bin/env bash
 # `helm show crds` prints the files of a chart's folder crds one after the other, without `---` between them.
 #
-# Expected by most readers: a stream of YAML documents, as `helm template --include-crds` prints it, so that `helm show
-# crds CHART | kubectl apply --server-side -f -` upgrades the definitions that `helm upgrade` leaves alone. Seen with Helm
-# 3.21.3: two valid files become one document in which every top-level key occurs twice. A parser that takes the last of
-# two equal keys reads only the last definition, and no program reports the others as lost.
+# Expected by most readers: a stream of YAML documents, as `helm template --include-crds` prints it, so that
+# `helm show crds CHART | kubectl apply --server-side -f -` upgrades the definitions that `helm upgrade` leaves alone.
+# Seen with Helm 3.21.3: two valid files become one document in which every top-level key occurs twice. A parser that
+# takes the last of two equal keys reads only the last definition, and no program reports the others as lost.
 # Use: begin every file in crds with `---`, as this script shows. Fails if the behavior changes.
 set -euo pipefail
 version=v3.21.3

@@ -41,9 +41,11 @@ func main() {
 	}
 }
 END
-go mod init example.org/peaks 2> /dev/null
-go get "k8s.io/api@$kubernetes" "k8s.io/apimachinery@$kubernetes" "k8s.io/kube-scheduler@$kubernetes" 2> /dev/null
-go mod tidy 2> /dev/null
+{
+  go mod init example.org/peaks
+  go get "k8s.io/api@$kubernetes" "k8s.io/apimachinery@$kubernetes" "k8s.io/kube-scheduler@$kubernetes"
+  go mod tidy
+} > install.log 2>&1 || { cat install.log; exit 1; }
 output=$(go run .)
 echo "$output"
 expect() { if ! grep -Fqx "$1" <<< "$output"; then echo "the behavior has changed"; exit 1; fi; }
