@@ -389,6 +389,13 @@ def test_reason_for_devices_of_several_nodes_follows_the_class_after_a_pod_witho
     assert cluster.decide(pod("p", "c"))[1][0] == "the claims do not fit the free devices"
 
 
+def test_predictions_follow_a_changed_class() -> None:
+    cluster = Cluster("pack", *THREE, claim("c"))
+    assert cluster.decide(pod("p", "c"))[1][1] == "devices gpu: gpu-0"
+    cluster.apply(device_objects.device_class(device_objects.DRIVER, "false"))
+    assert cluster.decide(pod("q", "c"))[1][1] == "the claims do not fit the free devices"
+
+
 def test_claim_in_use_decides_the_node_also_where_other_devices_are_expected() -> None:
     used = held("used", "n1", "gpu-0")
     used["status"]["reservedFor"] = [{"resource": "pods", "name": "other", "uid": "other"}]
