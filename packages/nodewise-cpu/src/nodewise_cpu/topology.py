@@ -6,7 +6,7 @@ A core is the set of its online threads according to the kernel, because core id
 some machines, within one. `core` and `socket` are numbered as by `lscpu -p`, in the order of their first CPU: CMK
 stored these numbers. The kernel's own numbers are `core_id` and `package_id`. The latter is -1, or missing, if the
 firmware does not provide it: then a socket is a set of CPUs that the kernel lists as siblings, and without such sets
-there is one socket.
+there is one socket. On IBM Z it repeats in each book, and the number of a book in each drawer.
 """
 
 import json
@@ -143,13 +143,16 @@ class Topology(NamedTuple):
         return {"sockets": len(self.sockets), "cores": len(self.cores), "cpus": cpus}
 
 
+_Package = tuple[int | None, ...] | frozenset[int]
+
+
 class _CpuLocation(NamedTuple):
-    """The kernel's location of an online CPU; `package` identifies the socket, by number or by its CPUs."""
+    """The kernel's location of an online CPU; `package` identifies the socket, by numbers or by its CPUs."""
 
     core_id: int | None
     die: int | None
     package_id: int | None
-    package: int | frozenset[int]
+    package: _Package
     threads: frozenset[int]
 
 
@@ -261,12 +264,14 @@ def _read_cpu_place(files: _MachineFiles, cpu: int) -> _CpuLocation:
         return files.cpus(*(f"{folder}/{name}{form}" for name in names for form in ("_list", "")))
 
     package_id = files.number(f"{folder}/physical_package_id")
-    together = sets("core_siblings", "package_cpus")
+    package: _Package = sets("core_siblings", "package_cpus") or frozenset()
+    if package_id is not None:
+        package = (files.number(f"{folder}/drawer_id"), files.number(f"{folder}/book_id"), package_id)
     return _CpuLocation(
         core_id=files.number(f"{folder}/core_id"),
         die=files.number(f"{folder}/die_id"),
         package_id=package_id,
-        package=package_id if package_id is not None else together or 0,
+        package=package,
         threads=sets("thread_siblings", "core_cpus") or frozenset({cpu}),
     )
 
@@ -277,7 +282,7 @@ def _group_cpus_into_cores(
     """The cores. Every CPU is in one core, even if the kernel's sets contradict."""
     cores: list[Core] = []
     grouped: set[int] = set()
-    sockets: dict[int | frozenset[int], int] = {}
+    sockets: dict[_Package, int] = {}
     for cpu, place in places.items():
         socket = sockets.setdefault(place.package, len(sockets))
         if cpu not in grouped:

@@ -40,7 +40,10 @@ _FILES: Final = (
     OWN_PARTITIONS,
     *(f"{CPUS}/{name}" for name in ("present", "online", "isolated")),
     f"{CPUS}/cpu[0-9]*/online",
-    *(f"{CPUS}/cpu[0-9]*/topology/{name}" for name in ("physical_package_id", "die_id", "core_id")),
+    *(
+        f"{CPUS}/cpu[0-9]*/topology/{name}"
+        for name in ("physical_package_id", "drawer_id", "book_id", "die_id", "core_id")
+    ),
     *(
         f"{CPUS}/cpu[0-9]*/topology/{name}"
         for name in ("thread_siblings*", "core_cpus*", "core_siblings*", "package_cpus*")
