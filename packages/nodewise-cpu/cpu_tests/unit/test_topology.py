@@ -147,7 +147,7 @@ def test_a_machine_that_does_not_say_its_sockets_has_one() -> None:
     assert topology.parse(texts | {f"{CPUS}/cpu1/topology/physical_package_id": "-1"}).sockets == (0,)
 
 
-def test_sockets_of_different_books_and_drawers_differ() -> None:
+def test_sockets_of_different_books_and_drawers_differ(tmp_path: Path) -> None:
     """On IBM Z the number of a socket is unique only in its book, and that of a book only in its drawer."""
     places = [(0, 0, 1), (0, 0, 1), (0, 1, 1), (1, 0, 1), (1, 0, 2)]
     more = {
@@ -155,7 +155,11 @@ def test_sockets_of_different_books_and_drawers_differ() -> None:
         for cpu, place in enumerate(places)
         for name, number in zip(("drawer_id", "book_id", "physical_package_id"), place, strict=True)
     }
-    assert [cpu.socket for cpu in topology.parse(files(5, **more)).cpus] == [0, 0, 1, 2, 3]
+    for path, text in files(5, **more).items():
+        (tmp_path / path).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / path).write_text(text)
+    machine = topology.parse(machine_features.read_sysfs_files(tmp_path))
+    assert [cpu.socket for cpu in machine.cpus] == [0, 0, 1, 2, 3]
 
 
 def test_an_offline_cpu_is_listed_and_has_no_place() -> None:

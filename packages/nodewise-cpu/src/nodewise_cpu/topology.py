@@ -6,7 +6,7 @@ A core is the set of its online threads according to the kernel, because core id
 some machines, within one. `core` and `socket` are numbered as by `lscpu -p`, in the order of their first CPU: CMK
 stored these numbers. The kernel's own numbers are `core_id` and `package_id`. The latter is -1, or missing, if the
 firmware does not provide it: then a socket is a set of CPUs that the kernel lists as siblings, and without such sets
-there is one socket. On IBM Z it repeats in each book, and the number of a book in each drawer.
+there is one socket. On IBM Z, `package_id` repeats in each book, and the number of a book in each drawer.
 """
 
 import json
