@@ -120,6 +120,11 @@ class LoadCluster:
         for key, changed in self.nodes.items():
             self._change(NODES, key, Change(None, changed))
 
+    def set_capacity(self, name: str, cpu: str) -> None:
+        before = self.nodes["", name]
+        self.nodes["", name] = node(name, cpu)
+        self._change(NODES, ("", name), Change(before, self.nodes["", name]))
+
     def measure(
         self, cpu: Mapping[str, float], *, at: float = 0.0, window_s: float = 30.0, memory: float = 1.0
     ) -> None:

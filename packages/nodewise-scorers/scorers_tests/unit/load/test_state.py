@@ -49,6 +49,27 @@ def test_a_bound_pod_counts_until_the_window_of_the_statistics_began_after_its_s
     assert in_flight_milli(cluster.state(41)) == [0, 0]
 
 
+def test_a_node_that_appears_after_its_statistics_counts_with_them() -> None:
+    cluster = LoadCluster("a")
+    cluster.measure({"a": 1.0, "busy": 9.0, "calm": 1.0})
+    assert points(cluster) == [10]
+    cluster.set_nodes("a", "busy", "calm")
+    assert points(cluster, at=1) == [10, 0, 10]
+    cluster.set_nodes("a", "calm")
+    points(cluster, at=2)
+    cluster.set_nodes("a", "calm", "busy")
+    assert points(cluster, at=3) == [10, 10, 0]
+
+
+def test_a_node_whose_capacity_is_known_after_its_statistics_counts_with_them() -> None:
+    cluster = LoadCluster("a", "busy")
+    cluster.set_capacity("busy", "0")
+    cluster.measure({"a": 1.0, "busy": 9.0})
+    cluster.state()
+    cluster.set_capacity("busy", "10")
+    assert points(cluster, at=1) == [10, 0]
+
+
 def test_the_predicted_load_is_the_forecast_and_the_pods_in_flight() -> None:
     cluster = LoadCluster("a", "b")
     cluster.measure({"a": 2.0, "b": 5.0})

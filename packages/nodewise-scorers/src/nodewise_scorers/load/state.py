@@ -128,12 +128,13 @@ class LoadStateBuilder(StateBuilder[LoadState]):
     def build(self, cluster_state: ClusterState) -> Generator[None, None, LoadState]:
         """Take the changes of pods, nodes and statistics."""
         bound, now = self._bound, cluster_state.now
+        has_new_nodes = cluster_state.nodes is not bound.index
         changed = yield from bound.apply(cluster_state, RATE_WINDOW_S)
         self._resize()
         if cluster_state.changes is None:
             self._projected = ProjectedLoad(self._capacity[CPU] / 1000)
             self._limits[:] = 0.0
-        yield from self._take_capacity(cluster_state)
+        has_new_capacity = yield from self._take_capacity(cluster_state)
         yield from self._count_pods(changed)
         pods = yield from bound.take_pod_samples(cluster_state)
         if pods is not None:
@@ -153,7 +154,14 @@ class LoadStateBuilder(StateBuilder[LoadState]):
         in_flight, missing_requests = yield from bound.in_flight.count(window, now)
         used = np.stack([cpu.values * 1000, memory.values])
         bound.take_node_usage(used, missing_requests)
-        must_update = has_new_samples or pods is not None or bool(bound.lost_numbers)
+        # a node may appear, or tell its capacity, after its statistics
+        must_update = (
+            has_new_samples
+            or pods is not None
+            or bool(bound.lost_numbers)
+            or has_new_nodes
+            or has_new_capacity
+        )
         if must_update:
             forecast = self._profiles.forecast(
                 self._projected.requested_by_application(bound.owners.most),
@@ -232,7 +240,9 @@ class LoadStateBuilder(StateBuilder[LoadState]):
             for forecasts in self._forecasts:
                 forecasts.forget(nodes)
 
-    def _take_capacity(self, cluster_state: ClusterState) -> Generator[None, None, None]:
+    def _take_capacity(self, cluster_state: ClusterState) -> Generator[None, None, bool]:
+        """The result is whether a capacity changed."""
+        before = self._capacity.copy()
         changes = [change.new for _, change in cluster_state.changes_of(NODES) if change.new is not None]
         for start in range(0, len(changes), _STRIDE):
             part = changes[start : start + _STRIDE]
@@ -243,6 +253,7 @@ class LoadStateBuilder(StateBuilder[LoadState]):
         if changes:
             self._capacity[:, 0] = 0.0
             self._projected.set_capacity(self._capacity[CPU] / 1000)
+        return not np.array_equal(before, self._capacity)
 
     def _node_samples(self, series: Any, index: NodeIndex, now: float) -> NodeSamples:
         """A metric by number; a sample without a time is of the time of the response."""
