@@ -35,7 +35,9 @@ def usage(plane: ControlPlane, tmp_path: Path) -> Iterator[FakeResourceMetricsAp
     folder = tmp_path / "metrics"
     folder.mkdir()
     with fake_metrics_server.behind(plane.api, folder) as server:
-        server.cpu = {node: "14500m" if node in BUSY else "1500m" for node in NODES}
+        server.cpu = {
+            node: "14500m" if node in BUSY else f"{1500 + 20 * number}m" for number, node in enumerate(NODES)
+        }
         yield server
 
 
@@ -72,7 +74,8 @@ def test_a_burst_is_spread_and_spares_the_busy_nodes(
     counts = Counter(placed)
     assert not counts.keys() & set(BUSY)
     assert len(counts) == len(NODES) - len(BUSY)
-    assert max(counts.values()) - min(counts.values()) <= 2, counts
+    # without the pods in flight, a few nodes would get most of the pods
+    assert max(counts.values()) <= 1.5 * len(names) / len(counts), counts
 
     calm, busy = (predicted(nodewise, node)["cpu"] for node in (NODES[0], BUSY[0]))
     assert calm["in_flight_share"] > 0
