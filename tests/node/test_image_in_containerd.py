@@ -214,7 +214,8 @@ def test_the_sbom_is_in_the_image_and_beside_it(image: ImageUnderTest, archive: 
     assert [
         name for name, component in components.items() if not component.get("licenses") and name != "cmk"
     ] == []
-    packaged = output(image.run("/bin/bash", "-c", "cd /var/lib/dpkg/status.d && echo *")).split()
+    script = "import os; print(*os.listdir('/var/lib/dpkg/status.d'))"
+    packaged = output(image.run("python3", "-c", script)).split()
     assert set(packaged) == {
         name for name, component in components.items() if "pkg:deb/" in component.get("purl", "")
     }
@@ -352,9 +353,9 @@ def test_the_image_configures_a_host_as_the_installed_command_does(
     assert configure(image, *BASE[:2], "-b", KUBERNETES, "-d", KUBERNETES, "--restore").returncode == 0
     assert everything(host) == before
     if template:
-        read = output(image.run("/bin/bash", "-c", f'echo "$(<{template})"'))
-        (tmp_path / Path(template).name).write_text(read)
-        options = ["-f", str(tmp_path / Path(template).name)]
+        file = tmp_path / Path(template).name
+        file.write_text(scheduler_templates.template(image_constants.TEMPLATES[template]))
+        options = ["-f", str(file)]
     own = containerd.enter([NODEWISE, "configure", *BASE, *options])
     output(subprocess.run(own, capture_output=True, text=True, check=False, cwd=tmp_path))
     assert everything(host) == by_image
