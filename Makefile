@@ -40,7 +40,8 @@ else
 	@$(BIN)/nodewise demo
 endif
 
-# Workers take files from one queue; tests with processes wait for them half of the time, so one more worker has work.
+# Workers take files from one queue. Tests with processes wait for them half of the time, so more workers than cores have
+# work: one more for `make test`, and two more for whole clusters.
 # Some machines forbid Python to write byte code; every run and process would then compile all modules again.
 PYTEST_PROGRAM = $(BIN)/pytest
 PYTEST_ANY_ORDER = env -u PYTHONDONTWRITEBYTECODE $(if $(REQUIRE),TESTS_REQUIRE=$(REQUIRE)) $(PYTEST_PROGRAM) --dist loadfile --no-loadscope-reorder -rfEs
@@ -62,7 +63,7 @@ test: $(VENV)/.dev ## units, laws, hostile input, numbered cases: no servers, no
 
 test-cluster: $(VENV)/.dev ## tests that need real programs or root; REQUIRE=all: a test that cannot run here fails
 	@$(BIN)/python -m tests.cluster.program_cache > /dev/null || true
-	@$(PYTEST) -n $$(($$(nproc) + 1)) -m '(cluster or root) and not long' $(ARGS)
+	@$(PYTEST) -n $$(($$(nproc) + 2)) -m '(cluster or root) and not long' $(ARGS)
 	@$(if $(ARGS),,$(ON_OTHER_KUBERNETES))
 
 test-attacks: $(VENV)/.dev ## the attacks that docs/security.md lists, with real programs; part of the two above
