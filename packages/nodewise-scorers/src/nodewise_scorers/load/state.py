@@ -155,12 +155,8 @@ class LoadStateBuilder(StateBuilder[LoadState]):
         used = np.stack([cpu.values * 1000, memory.values])
         bound.take_node_usage(used, missing_requests)
         # a node may appear, or tell its capacity, after its statistics
-        must_update = (
-            has_new_samples
-            or pods is not None
-            or bool(bound.lost_numbers)
-            or has_new_nodes
-            or has_new_capacity
+        must_update = any(
+            (has_new_samples, pods is not None, bound.lost_numbers, has_new_nodes, has_new_capacity)
         )
         if must_update:
             forecast = self._profiles.forecast(
