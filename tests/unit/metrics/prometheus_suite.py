@@ -118,6 +118,17 @@ class PrometheusSuite:
         )
         assert values(fetch(url)) == {"a": 1.0, "b": 2.0, "c": 3.0}
 
+    def test_a_node_is_known_by_the_host_of_a_probed_url(self, prometheus: Holding) -> None:
+        url = prometheus(
+            {
+                'temp{instance="https://a:6443/healthz"}': "1",
+                'temp{instance="http://10.0.0.2"}': "2",
+                'temp{instance="http://C.example/?module=http#top"}': "3",
+                'temp{instance="https://example.org/a:9100"}': "4",
+            }
+        )
+        assert values(fetch(url)) == {"a": 1.0, "b": 2.0, "c": 3.0}
+
     @pytest.mark.parametrize("ages_s", [(0.0, 0.0), (40.0, 5.0)], ids=["of one time", "of two times"])
     def test_series_of_a_node_that_differ_are_no_value(
         self, prometheus: Holding, ages_s: tuple[float, float]

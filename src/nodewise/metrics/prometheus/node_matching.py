@@ -37,6 +37,8 @@ EXPORTED: Final = "exported_"
 the exporter's label says what the series is of, and the other one which target was scraped."""
 INSTANCE: Final = "instance"
 """The scraped target."""
+_URL: Final = re.compile(r"\Ahttps?://([^/?#]+)([/?#].*)?\Z", re.IGNORECASE)
+"""A URL that an exporter probed, such as the blackbox exporter: the node is its host."""
 _HOST_WITH_PORT_NAME: Final = re.compile(r"\A([^:]+):(?=[a-z0-9-]*[a-z])[a-z0-9-]{1,15}(/[^:]*)?\Z")
 """A host with the name of a port, or with a path: Google Cloud Managed Service for Prometheus scrapes kubelets as
 `node:metrics` and `node:cadvisor`, and other programs on nodes as `node:stats/metrics`. No IPv6 address matches.
@@ -216,13 +218,16 @@ def _nodes_by_text(
             yield
     by_label: dict[str, dict[str, str]] = {}
     for label, values in texts.items():
-        hosts = {
-            text: _HOST_WITH_PORT_NAME.sub(r"\1", text) if label == INSTANCE else text for text in values
-        }
+        hosts = {text: _host_of_target(text) if label == INSTANCE else text for text in values}
         by_host = yield from nodes.find_all(dict.fromkeys(hosts.values()))
         if by_host:
             by_label[label] = {text: by_host[host] for text, host in hosts.items() if host in by_host}
     return by_label
+
+
+def _host_of_target(instance: str) -> str:
+    """The host, with its port if that is a number, of a value of `instance`."""
+    return _HOST_WITH_PORT_NAME.sub(r"\1", _URL.sub(r"\1", instance))
 
 
 def _first_matches(
