@@ -12,6 +12,7 @@ from binascii import Error as Base64Error
 from collections.abc import AsyncGenerator, Callable, Generator, Mapping
 from pathlib import Path
 from typing import Any, Final
+from urllib.parse import urlsplit
 
 import httpx2
 import msgspec
@@ -33,8 +34,12 @@ def context(kubeconfig_context: KubeconfigContext) -> ssl.SSLContext:
     """
     what = kubeconfig_context.what
     trusted = read_ca_certificates(kubeconfig_context)
+    is_https = urlsplit(kubeconfig_context.cluster["server"]).scheme == "https"
     try:
-        made = ssl.create_default_context(cadata=trusted.decode("ascii") if trusted else None)
+        if trusted or is_https:
+            made = ssl.create_default_context(cadata=trusted.decode("ascii") if trusted else None)
+        else:  # no authority is needed, and those of the system take long to load
+            made = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     except (ssl.SSLError, ValueError) as error:
         problem = Problem("certificate-authority", _openssl_reason(error), "certificates in PEM")
         raise BadSettings(what, [problem]) from error

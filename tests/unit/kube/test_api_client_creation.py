@@ -69,6 +69,16 @@ def test_an_authority_may_come_as_a_file_and_inline_wins(authority: trustme.CA, 
     assert len(credentials.context(chosen(both)).get_ca_certs()) == 1
 
 
+def test_without_an_authority_those_of_the_system_are_trusted_for_https_only(
+    authority: trustme.CA, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "system.crt"
+    authority.cert_pem.write_to_path(str(path))
+    monkeypatch.setenv("SSL_CERT_FILE", str(path))
+    assert credentials.context(chosen()).get_ca_certs()
+    assert not credentials.context(chosen({"server": "http://host:8001"})).get_ca_certs()
+
+
 def test_without_verification_only_where_it_is_asked_for() -> None:
     context = credentials.context(chosen({"insecure-skip-tls-verify": True}))
     assert context.verify_mode == ssl.CERT_NONE

@@ -317,6 +317,20 @@ class TestTls:
             assert asyncio.run(calls()) == [{"a": 1.0}] * 3
             assert len(server.requests) == 3
 
+    def test_without_a_ca_the_authorities_of_the_system_are_trusted(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        tls_files = ServerCertificateFiles(tmp_path)
+        options = self.write(tls_files, tls_files.client)
+        monkeypatch.setenv("SSL_CERT_FILE", options.pop("prometheus_ca"))
+        with run_prometheus(PrometheusDouble(ONE), self.tls(tls_files)) as server:
+            assert values(fetch(server.url, options=options)) == {"a": 1.0}
+
+    def test_http_loads_no_authorities_of_the_system(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(ssl.SSLContext, "load_default_certs", None)
+        with run_prometheus(PrometheusDouble(ONE)) as server:
+            assert values(fetch(server.url)) == {"a": 1.0}
+
     def test_a_server_of_another_ca_is_not_asked(self, tmp_path: Path) -> None:
         tls_files = ServerCertificateFiles(tmp_path)
         with run_prometheus(PrometheusDouble(ONE), self.tls(tls_files)) as server:

@@ -290,11 +290,12 @@ class _TlsFiles:
         """Whether the content of the files has changed since the last call."""
         return self._reloader.poll()
 
-    def context(self) -> ssl.SSLContext:
+    def context(self, url: str) -> ssl.SSLContext:
+        """For requests to this URL. The authorities of the system, which take long to load, are for https only."""
         made = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
         if self._bundle:
             certificate_files.add_trusted_certificates(made, self._bundle.value.authorities())
-        else:
+        elif urlsplit(url).scheme == "https":
             made.load_default_certs()
         if self._pair:
             certificate_files.load_pair_into_ssl_context(
@@ -308,7 +309,7 @@ def _create_client(url: str, tls_files: _TlsFiles, headers: SecretHeaders) -> ht
 
     def make() -> HttpTransport:
         return HttpTransport(
-            verify=tls_files.context(),
+            verify=tls_files.context(url),
             proxy=proxy,
             limits=_LIMITS,
             socket_options=[SMALL_RECEIVE_BUFFER],
