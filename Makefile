@@ -40,8 +40,9 @@ else
 	@$(BIN)/nodewise demo
 endif
 
-# Workers take files from one queue. Tests with processes wait for them half of the time, so more workers than cores have
-# work: one more for `make test`, and two more for whole clusters.
+# Workers take files from one queue. Tests with processes wait for them half of the time, so two more workers than cores
+# have work.
+WORKERS = -n $$(($$(nproc) + 2))
 # Some machines forbid Python to write byte code; every run and process would then compile all modules again.
 PYTEST_PROGRAM = $(BIN)/pytest
 PYTEST_ANY_ORDER = env -u PYTHONDONTWRITEBYTECODE $(if $(REQUIRE),TESTS_REQUIRE=$(REQUIRE)) $(PYTEST_PROGRAM) --dist loadfile --no-loadscope-reorder -rfEs
@@ -49,7 +50,7 @@ PYTEST = $(PYTEST_ANY_ORDER) --longest-first
 # the tests that are marked for it, on the control planes of other versions of Kubernetes
 ON_OTHER_KUBERNETES = for version in $$($(BIN)/python -m tests.cluster.program_cache --other-releases $@); do \
   echo "Kubernetes $$version:"; \
-  TESTS_KUBERNETES=$$version $(PYTEST_ANY_ORDER) -n $$(($$(nproc) + 1)) -m kubernetes_versions tests/cluster || exit 1; \
+  TESTS_KUBERNETES=$$version $(PYTEST_ANY_ORDER) $(WORKERS) -m kubernetes_versions tests/cluster || exit 1; \
 done
 
 # every test of these folders is marked `cluster`; each worker would import all their files
@@ -59,19 +60,19 @@ WITHOUT_PROGRAM_TESTS = --ignore=tests/cluster --ignore=tests/node
 TEST_FOLDERS = $(if $(PACKAGE),packages/nodewise-$(PACKAGE),)
 
 test: $(VENV)/.dev ## units, laws, hostile input, numbered cases: no servers, no root; PYTHON=python3.13, PACKAGE=cpu or scorers
-	@$(PYTEST) -n $$(($$(nproc) + 1)) -m 'not (cluster or root or long)' $(WITHOUT_PROGRAM_TESTS) $(TEST_FOLDERS) $(ARGS)
+	@$(PYTEST) $(WORKERS) -m 'not (cluster or root or long)' $(WITHOUT_PROGRAM_TESTS) $(TEST_FOLDERS) $(ARGS)
 
 test-cluster: $(VENV)/.dev ## tests that need real programs or root; REQUIRE=all: a test that cannot run here fails
 	@$(BIN)/python -m tests.cluster.program_cache > /dev/null || true
-	@$(PYTEST) -n $$(($$(nproc) + 2)) -m '(cluster or root) and not long' $(ARGS)
+	@$(PYTEST) $(WORKERS) -m '(cluster or root) and not long' $(ARGS)
 	@$(if $(ARGS),,$(ON_OTHER_KUBERNETES))
 
 test-attacks: $(VENV)/.dev ## the attacks that docs/security.md lists, with real programs; part of the two above
-	@$(PYTEST) -n $$(($$(nproc) + 1)) $$($(BIN)/python -m tests.attack_list) $(ARGS)
+	@$(PYTEST) $(WORKERS) $$($(BIN)/python -m tests.attack_list) $(ARGS)
 
 test-long: $(VENV)/.dev ## every test, with as many cases as hours allow, and `make test` with every Python found
 	@$(BIN)/python -m tests.cluster.program_cache > /dev/null || true
-	@TESTS_EXTENT=long $(PYTEST) -n $$(($$(nproc) + 1)) -o faulthandler_timeout=0 $(ARGS)
+	@TESTS_EXTENT=long $(PYTEST) $(WORKERS) -o faulthandler_timeout=0 $(ARGS)
 	@$(if $(ARGS),,$(ON_OTHER_KUBERNETES))
 	@for version in 3.11 3.12 3.13 3.14; do \
 	  if python$$version -c '' 2> /dev/null; then $(MAKE) test PYTHON=python$$version || exit 1; fi; \
