@@ -126,10 +126,11 @@ class LoadCluster:
         self._change(NODES, ("", name), Change(before, self.nodes["", name]))
 
     def measure(
-        self, cpu: Mapping[str, float], *, at: float = 0.0, window_s: float = 30.0, memory: float = 1.0
+        self, cpu: Mapping[str, float], *, at: float = 0.0, window_s: float = 30.0, **memory: float
     ) -> None:
-        """Cores in use by node, and GiB on all of them."""
-        by_request = ((NODE_REQUESTS[0], cpu), (NODE_REQUESTS[1], dict.fromkeys(cpu, memory * GIB)))
+        """Cores in use by node, and GiB by node, or one GiB on all of them."""
+        used_memory = {name: amount * GIB for name, amount in (memory or dict.fromkeys(cpu, 1.0)).items()}
+        by_request = ((NODE_REQUESTS[0], cpu), (NODE_REQUESTS[1], used_memory))
         for request, values in by_request:
             self.metrics = self.metrics.with_series(metric(request.key, values, NOW + at, window_s))
 

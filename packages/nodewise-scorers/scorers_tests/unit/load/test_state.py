@@ -174,6 +174,14 @@ def test_a_node_without_capacity_affects_no_other_node(placement: str) -> None:
     assert points(cluster, placement=placement) == expected
 
 
+def test_a_node_without_statistics_of_memory_is_not_preferred_for_that() -> None:
+    cluster = LoadCluster("full", "free", "unknown")
+    cluster.measure(dict.fromkeys(("full", "free", "unknown"), 1.0), full=9.0, free=1.0)
+    assert points(cluster) == [0, 10, 0]
+    cluster.measure({"full": 1.0, "free": 1.0, "unknown": 1.0}, other=1.0)
+    assert points(cluster) == [10, 10, 10]
+
+
 def test_a_pod_that_was_just_prioritized_counts_for_five_seconds_after_a_quiet_period() -> None:
     cluster = LoadCluster("a", "b")
     cluster.measure({"a": 1.0, "b": 1.0}, at=0)

@@ -53,7 +53,10 @@ class AgentPlacement(NamedTuple):
 
 
 def _projected(pod: ScoredPod, state: LoadState, nodes: Ints) -> Floats:
-    """By how much the pod raises the cost of each node: the projected load of CPU, and the predicted memory."""
+    """By how much the pod raises the cost of each node: the projected load of CPU, and the predicted memory.
+
+    A node whose memory is unknown counts as the one where the pod adds most.
+    """
     places = state.numbers.take(nodes)
     memory = state.bound.prioritized.amounts[MEMORY].take(places)
     number = OTHERS if pod.owner is None else pod.owner.number
@@ -65,7 +68,10 @@ def _projected(pod: ScoredPod, state: LoadState, nodes: Ints) -> Floats:
         before = state.predicted[MEMORY].take(nodes) + memory / capacity
         more = projected_load.load_cost(before + estimate) - projected_load.load_cost(before)
     # an equal share of CPU and of memory counts the same
-    costs += np.nan_to_num(more * state.capacity[CPU].take(nodes) / 1000)
+    more *= state.capacity[CPU].take(nodes) / 1000
+    is_known = ~np.isnan(more)
+    if is_known.any():
+        costs += np.where(is_known, more, more[is_known].max())
     scores: Floats = projected_load.points(costs).astype(np.float64)
     return scores
 
