@@ -119,7 +119,7 @@ class DeviceInventory(NamedTuple):
     def network(self) -> NodeDevices:
         """The devices that several nodes can use."""
         pools = (NodeDevicePool(pool.newest, pool.newest_devices()) for pool in self.network_pools)
-        return NodeDevices(tuple(pools), self.network_holders)
+        return NodeDevices(tuple(pools), self.network_holders, self.network_taint_rules)
 
     def of(self, node: str, labels: Mapping[str, str] = EMPTY) -> NodeDevices:
         """All devices that a node can use."""

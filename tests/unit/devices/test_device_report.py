@@ -61,6 +61,14 @@ def test_device_that_a_claim_got_before_it_could_be_shared_has_no_free_part() ->
     assert ClaimCounter().fitting(of_node, 1) == 0
 
 
+def test_rule_taints_devices_that_several_nodes_can_use() -> None:
+    shared = slice_of("rack", None, allNodes=True, devices=devices("a", "b"), pool={"name": "rack"})
+    inventory = inventory_of(keyed(shared), rules={("", "r"): rule_of(DRIVER, "rack", "a")})
+    (tainted, free) = device_report.report_node("(network)", inventory.network).devices
+    assert [taint.owner for taint in tainted.taints] == ["rule r"]
+    assert (tainted.is_available, free.is_available) == (False, True)
+
+
 def test_taints_of_the_driver_and_of_rules_have_their_owners() -> None:
     wire = [
         {"name": "a", "taints": [{"key": "xid", "effect": "NoExecute"}, {"key": "note", "effect": "None"}]}
