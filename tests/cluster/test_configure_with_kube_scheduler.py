@@ -147,6 +147,7 @@ def test_templates_of_the_older_systems_are_read(
         ["--extender", "both", "--weights", "telemetry=3,gpu=20"],
         ["--agents", "safe,congestion,pigeon,learned", "--one-entry-per-agent"],
         ["--agents", "telemetry,safe", "--filter-all-pods", "--whole-nodes"],
+        ["--agents", "telemetry,gpu", "--filter-all-pods"],
         ["--agents", "telemetry", "--insecure"],
     ],
     ids=" ".join,
@@ -159,7 +160,8 @@ def test_configurations_of_our_own_are_read(
     assert ran.code == 0, ran.err
     configuration = read(plane, host)
     assert contains(configuration["extenders"], of_host(host, plane)["extenders"])
-    assert len(configuration["extenders"]) == (4 if "pigeon" in flags[1] else 2 if "both" in flags else 1)
+    counts = {"safe,congestion,pigeon,learned": 4, "both": 2, "telemetry,safe": 2, "telemetry,gpu": 3}
+    assert len(configuration["extenders"]) == counts.get(flags[1], 1)
 
 
 USERS = """\

@@ -66,7 +66,7 @@ def test_two_policies_select_one_pod(
 def test_an_extender_that_receives_all_pods_selects_them_itself(
     plane: ControlPlane, sandbox: Sandbox, metrics: FakeCustomMetricsApi, tmp_path: Path
 ) -> None:
-    """As with `--filter-all-pods`, where the API server cannot add the resource to pods."""
+    """As with `--filter-all-pods`, where the API server cannot add the resource to pods. Pods that have it fit, too."""
     extender_process.define(plane.api)
     sandbox.nodes(*kubernetes_objects.nodes("a b"))
     metrics.set("heat", {"a": 90, "b": 90})
@@ -75,9 +75,13 @@ def test_an_extender_that_receives_all_pods_selects_them_itself(
     with extender_process.extender(plane, tmp_path) as nodewise:
         nodewise.wait_fetched("heat")
         nodewise.wait_leading()
-        with plane.start_scheduler({"extenders": [nodewise.entry(managedResources=[])]}):
+        every = nodewise.entry(managedResources=[])
+        marks = {field: value for field, value in nodewise.entry().items() if not field.endswith("Verb")}
+        with plane.start_scheduler({"extenders": [every, marks]}):
             sandbox.pods(*(kubernetes_objects.pod(app, labels={"app": app}) for app in ("web", "db")))
-            assert sandbox.expect_bound("db") in {"a", "b"}
+            sandbox.pods(kubernetes_objects.pod("marked", limits=extender_process.LIMITS))
+            for pod in ("db", "marked"):
+                assert sandbox.expect_bound(pod) in {"a", "b"}
             assert f"2 placement policy {sandbox.namespace}/cool" in sandbox.expect_rejected("web")
             metrics.set("heat", {"a": 90, "b": 20})
             assert sandbox.expect_bound("web") == "b"

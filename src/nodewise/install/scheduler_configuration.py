@@ -78,7 +78,7 @@ def build_scheduler_configuration(roles: Sequence[AgentRole], options: Scheduler
         "extenders": [
             entry
             for path, group in _group_agents_by_entry(roles, options)
-            for entry in (_build_entry(path, group, options), *_build_bind_entries(group, options))
+            for entry in (_build_entry(path, group, options), *_build_resource_entries(group, options))
         ],
     }
 
@@ -99,22 +99,27 @@ def _group_agents_by_entry(
     return [("scheduler", list(roles))]
 
 
-def _build_bind_entries(roles: Sequence[AgentRole], options: SchedulerOptions) -> list[dict[str, Any]]:
-    """A separate entry for the bind verb, if the common entry receives all pods: nodewise binds only pods that request
-    a resource of the agent that binds. Empty if not needed.
+def _build_resource_entries(roles: Sequence[AgentRole], options: SchedulerOptions) -> list[dict[str, Any]]:
+    """Separate entries for resources, if the common entry receives all pods. Empty if not needed.
+
+    nodewise binds only pods that request a resource of the agent that binds. kube-scheduler ignores a resource that
+    marks pods only if an entry names it, also one without verbs, which it never calls.
     """
-    binder = next((role for role in roles if role.binds), None)
-    if binder is None or _managed_resources_of_entry(roles):
+    if _managed_resources_of_entry(roles, options):
         return []
-    entry = {
-        "urlPrefix": f"{options.url.rstrip('/')}/agents/{binder.agent}",
-        "bindVerb": "bind",
-        "nodeCacheCapable": not options.whole_nodes,
-        "httpTimeout": "5s",
-        "ignorable": False,
-        "managedResources": _managed_resources(binder.resources),
-    }
-    return [entry | _tls_fields(options)]
+    return [
+        {
+            "urlPrefix": f"{options.url.rstrip('/')}/agents/{role.agent}",
+            **({"bindVerb": "bind"} if role.binds else {}),
+            "nodeCacheCapable": not options.whole_nodes,
+            "httpTimeout": "5s" if role.binds else "1s",
+            "ignorable": not role.binds,
+            "managedResources": _managed_resources(role.resources),
+            **_tls_fields(options),
+        }
+        for role in roles
+        if role.resources
+    ]
 
 
 def _managed_resources(resources: Mapping[str, bool]) -> list[dict[str, Any]]:
@@ -125,7 +130,7 @@ def _managed_resources(resources: Mapping[str, bool]) -> list[dict[str, Any]]:
 
 
 def _build_entry(path: str, roles: Sequence[AgentRole], options: SchedulerOptions) -> dict[str, Any]:
-    resources = _managed_resources_of_entry(roles)
+    resources = _managed_resources_of_entry(roles, options)
     filters, binds = _needs_filter(roles, options), bool(resources) and any(role.binds for role in roles)
     weight = options.weights.get(
         roles[0].agent if options.one_entry_per_agent else "", options.weights.get("", DEFAULT_WEIGHT)
@@ -160,13 +165,13 @@ def _needs_filter(roles: Iterable[AgentRole], options: SchedulerOptions) -> bool
     """Whether an entry has the filter verb: if a resource marks its pods, or if the options ask for it."""
     roles = list(roles)
     return any(role.filters for role in roles) and (
-        options.filter_all_pods or bool(_managed_resources_of_entry(roles))
+        options.filter_all_pods or bool(_managed_resources_of_entry(roles, options))
     )
 
 
-def _managed_resources_of_entry(roles: Sequence[AgentRole]) -> dict[str, bool]:
-    """The resources that select the pods of an entry; empty if an agent handles all pods."""
-    if not all(role.resources for role in roles):
+def _managed_resources_of_entry(roles: Sequence[AgentRole], options: SchedulerOptions) -> dict[str, bool]:
+    """The resources that select the pods of an entry; empty if it receives all pods."""
+    if options.filter_all_pods or not all(role.resources for role in roles):
         return {}
     return {name: is_mark for role in roles for name, is_mark in role.resources.items()}
 

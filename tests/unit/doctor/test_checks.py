@@ -1004,6 +1004,22 @@ def test_an_unreadable_fact_is_reported_once_with_the_missing_right() -> None:
     assert not set(names) & set(report.checked)
 
 
+@pytest.mark.parametrize("agents", ["telemetry,gpu", "gpu"])
+def test_entries_that_filter_all_pods_lack_no_verb(agents: str) -> None:
+    every = {**ENTRY, "bindVerb": None, "managedResources": []}
+    bind = {
+        **dict.fromkeys(("filterVerb", "prioritizeVerb", "preemptVerb"), ""),
+        "urlPrefix": f"https://{HOST}:9001/agents/gpu",
+        "managedResources": [{"name": "gpu.intel.com/i915"}],
+    }
+    marks = {"urlPrefix": f"https://{HOST}:9001/agents/telemetry", "managedResources": COUNTED[:1]}
+    extenders = [every, {**ENTRY, **bind}, {**ENTRY, **bind, "bindVerb": "", **marks}]
+    facts = config(extenders=extenders[: 3 if "telemetry" in agents else 2])
+    facts = facts._replace(extenders=(EXTENDER._replace(settings={"agents": agents}),))
+    ids = {finding.id for finding in examine(facts).findings}
+    assert not ids & {"bind-verb-missing", "weight-zero", "wrong-ignorable"}
+
+
 def test_skipped_findings_are_neither_reported_nor_listed_as_unchecked() -> None:
     facts = entry(httpTimeout=None)._replace(gpu_nodes=FORBIDDEN)
     report = examine(facts, {"http-timeout-missing", "gpu-node-without-labels"})

@@ -113,6 +113,22 @@ def test_binds_have_an_entry_of_their_own_where_the_other_gets_all_pods() -> Non
     }
 
 
+@pytest.mark.parametrize("more", [(), (RISK,)], ids=["alone", "beside an agent without resources"])
+def test_marked_pods_fit_nodes_where_the_filter_gets_all_pods(more: tuple[AgentRole, ...]) -> None:
+    every, marks = entries(GUARD, *more, filter_all_pods=True)
+    assert "managedResources" not in every
+    assert every["filterVerb"] == "filter"
+    assert not [field for field in marks if field.endswith("Verb")]
+    assert marks["managedResources"] == [{"name": "telemetry/scheduling", "ignoredByScheduler": True}]
+
+
+def test_filter_of_all_pods_leaves_the_binds_to_pods_with_devices() -> None:
+    every, marks, bind = entries(GUARD, BINDER, filter_all_pods=True)
+    assert [entry.get("bindVerb") for entry in (every, marks, bind)] == [None, None, "bind"]
+    assert "managedResources" not in every
+    assert bind["managedResources"] == [{"name": "vendor/card"}]
+
+
 def test_whole_nodes_take_their_time() -> None:
     [entry] = entries(RANK, whole_nodes=True)
     assert (entry["nodeCacheCapable"], entry["httpTimeout"]) == (False, "5s")

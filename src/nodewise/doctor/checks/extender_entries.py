@@ -201,16 +201,17 @@ def _check_entry_of_gpus(
     """The verbs and resources of the gpu agent may be in one of several entries of a scheduler."""
     id_, entry, command = "bind-verb-missing", registration.entry, _render_command(registration, extenders)
     has_resources = _names_gpu_resource(entry)
+    others = _other_entries(registration, registrations, extenders, "gpu")
     if not extenders and has_resources and entry.agent in ("", "gpu"):
         reason = "names GPU resources"  # the agents of a nodewise outside of the cluster are unknown
     elif "gpu" in agents_of_entry(registration, extenders):
-        others = _other_entries(registration, registrations, extenders, "gpu")
         if not has_resources and any(map(_names_gpu_resource, others)):
             return
         reason = "calls the gpu agent"
     else:
         return
-    for name, verb in (("bind", entry.bind_verb), ("filter", entry.filter_verb)):
+    filters_elsewhere = any(other.filter_verb and not other.managed_resources for other in others)
+    for name, verb in (("bind", entry.bind_verb), ("filter", entry.filter_verb or filters_elsewhere)):
         if not verb:
             actual, expected = f" has no {name}Verb, and {reason}", f"{name}Verb: {name}"
             yield create_entry_finding(id_, registration, actual, expected, command=command)
