@@ -195,7 +195,7 @@ def check_entry_verbs(registrations: Registrations, extenders: Extenders = ()) -
             yield finding(id_, registration.where, actual, expected, command=command, severity="warning")
 
 
-def _check_entry_of_gpus(
+def _check_entry_of_gpus(  # complexity: entries of one agent, of several, and what each lacks
     registration: Registration, registrations: Registrations, extenders: Extenders
 ) -> Iterator[Finding]:
     """The verbs and resources of the gpu agent may be in one of several entries of a scheduler."""
