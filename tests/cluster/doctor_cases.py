@@ -313,6 +313,14 @@ DOCTOR_CASES: Final = (
         follow=followed_remedies.ignore_in_scheduler,
     ),
     DoctorCase(
+        "resource-not-ignored",
+        "kube-scheduler counts a mark beside a resource of a DeviceClass",
+        misconfigurations.marked_beside_devices,
+        "web/waits",
+        ("--filter-all-pods",),
+        follow=followed_remedies.report_unscheduled("waits"),
+    ),
+    DoctorCase(
         "weight-zero",
         "scores count nothing",
         misconfigurations.configured(misconfigurations.unweighted),

@@ -513,6 +513,16 @@ def refused_call(cluster: HealthyCluster) -> Iterator[None]:
         yield
 
 
+@contextlib.contextmanager
+def marked_beside_devices(cluster: HealthyCluster) -> Iterator[None]:
+    """kube-scheduler reports on a pod with a resource of a DeviceClass that it finds another resource on no node."""
+    pod = waiting("waits", labels={"telemetry-policy": "pol"}, schedulingGates=[{"name": "tests/held"}])
+    with created(pod)(cluster):
+        message = "0/2 nodes are available: 2 cannot fit resource."
+        healthy_cluster.report_unscheduled(cluster.api, path_of(pod), message)
+        yield
+
+
 def unsent() -> Object:
     """A pod that names a policy and requests no resource that nodewise manages, so kube-scheduler does not call
     nodewise.

@@ -2,6 +2,7 @@
 
 from pathlib import Path
 
+from nodewise.devices.resource_claims import UNKNOWN_RESOURCE_MESSAGE
 from tests.cluster import (
     device_objects,
     extender_process,
@@ -69,3 +70,35 @@ def test_pods_with_claims_are_packed_and_their_devices_explained(
             text = run("explain", f"{sandbox.namespace}/p{number}", *arguments, "--nodes").stdout
             assert f"kube-scheduler allocated devices gpu: {device}" in text
             assert f"devices gpu: {device}" in text.split("allocated devices")[1].split("\n", 1)[1]
+
+
+def test_kube_scheduler_places_no_marked_pod_with_a_resource_of_a_class(
+    plane: ControlPlane, sandbox: Sandbox, tmp_path: Path
+) -> None:
+    """The finding resource-not-ignored, `explain` and three pages say so. A kube-scheduler that places `marked` needs
+    none of them.
+    """
+    nic, driver = "example.com/nic", "nic.example.com"
+    sandbox.nodes(kubernetes_objects.node("n1"))
+    devices = [device_objects.device(f"nic-{at}") for at in range(2)]
+    sandbox.create(device_objects.resource_slice("n1", devices, driver=driver))
+    sandbox.create(device_objects.device_class(driver, extended_resource=nic))
+    extender_process.define(sandbox.api)
+    with gpu_cluster.extender(plane, tmp_path) as served:
+        marks = served.entry(managedResources=MANAGED)
+        with plane.start_scheduler({"extenders": [marks]}):
+            sandbox.pods(kubernetes_objects.pod("marked", limits={nic: "1", **extender_process.LIMITS}))
+            assert UNKNOWN_RESOURCE_MESSAGE in sandbox.expect_rejected("marked")
+            kubeconfig = read_only_commands.reader(plane, [rule("get", "pods")]).kubeconfig
+            explained = run(
+                "explain",
+                f"{sandbox.namespace}/marked",
+                f"--kubeconfig={kubeconfig}",
+                "--server",
+                served.health,
+            )
+            assert "--filter-all-pods" in explained.stdout
+        every = served.entry(managedResources=[])
+        with plane.start_scheduler({"extenders": [every]}):
+            sandbox.pods(kubernetes_objects.pod("plain", limits={nic: "1"}))
+            assert sandbox.expect_bound("plain") == "n1"

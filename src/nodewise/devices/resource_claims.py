@@ -27,6 +27,14 @@ IMPLICIT_RESOURCE_PREFIX: Final = "deviceclass.resource.kubernetes.io/"
 """The prefix of the extended resource that each DeviceClass has in addition to the one that it names."""
 
 
+UNKNOWN_RESOURCE_MESSAGE: Final = "cannot fit resource"
+"""What kube-scheduler reports on a pod with an extended resource of a DeviceClass and another one that no node has.
+
+It does so also if entries of extenders say to ignore the other one. Source: filterExtendedResources in Kubernetes 1.36
+and 1.37.
+"""
+
+
 class DeviceToleration(msgspec.Struct, frozen=True, gc=False, rename="camel"):
     key: str = ""
     """Empty: all keys."""

@@ -593,6 +593,9 @@ CASES: dict[str, dict[str, Facts]] = {
     },
     "resource-not-ignored": {
         "a managed resource that kube-scheduler counts": entry(managedResources=COUNTED),
+        "a waiting pod with a resource of a DeviceClass": waiting(
+            message="0/2 nodes are available: 2 cannot fit resource.", resources=(*MARK, "example.com/nic")
+        ),
     },
     "weight-zero": {
         "no weight": entry(weight=None),

@@ -17,6 +17,7 @@ from nodewise.cli.explain import native_evaluation
 from nodewise.cli.explain.native_evaluation import Evaluation, LabelDifference
 from nodewise.cli.explain.pod_state import DEFAULT_SCHEDULER, PodReadResult, PodState
 from nodewise.cli.explain.replica_queries import ReplicaResponse
+from nodewise.devices.resource_claims import UNKNOWN_RESOURCE_MESSAGE
 from nodewise.engine import decision_json
 from nodewise.engine.counterfactuals import PolicyRemoval
 from nodewise.engine.decision import Decision
@@ -145,6 +146,12 @@ def _causes_in_pod_state(  # complexity: a list of independent causes
         yield (
             f"kube-scheduler reports: {state.message}; it asks extenders only about nodes that its own rules leave"
         )
+        if UNKNOWN_RESOURCE_MESSAGE in state.message and SCHEDULING_RESOURCE in state.asks:
+            yield (
+                f"beside an extended resource of a DeviceClass, kube-scheduler finds {SCHEDULING_RESOURCE} on no node: "
+                "have it send all pods (nodewise configure render-scheduler --filter-all-pods), and create the pod "
+                "without it"
+            )
     elif not state.node and not state.gates:
         yield "no scheduler has reported on it yet"
 

@@ -10,6 +10,7 @@ from nodewise.agents import find_agent_kind
 from nodewise.agents.gpu.vendor_resource_names import PROFILES
 from nodewise.base import clock
 from nodewise.base.errors import BadInput, list_first, short
+from nodewise.devices import resource_claims
 from nodewise.doctor.facts import (
     Controllers,
     Extenders,
@@ -45,6 +46,10 @@ _LOAD_AWARE_PLUGINS: Final = {
     "usage": "Volcano",
 }
 """Score plugins of other projects that use measured load, with the project."""
+_MARK_REMEDY: Final = (
+    "send all pods to nodewise: nodewise configure render-scheduler --filter-all-pods; delete the admission policies"
+    " nodewise-extender-pods, which add the resource, and create the pod again"
+)
 _GPU_RESOURCES: Final = tuple({profile.prefix: None for profile in PROFILES.values()})
 _NAMES_TIMEOUT_S: Final = 1.0
 _LARGE_TIMEOUT_S: Final = 5.0  # bodies with whole nodes, and binds, take longer
@@ -264,6 +269,24 @@ def check_managed_resources(
                 expected = "ignoredByScheduler: true"
                 remedy = f"set ignoredByScheduler: true beside {resource.name} in managedResources"
                 yield create_entry_finding("resource-not-ignored", registration, actual, expected, remedy)
+
+
+@check("resource-not-ignored")
+def check_marked_pods_with_devices(registrations: Registrations, pods: Pods = ()) -> Iterator[Finding]:
+    """A waiting pod with an extended resource of a DeviceClass and an ignored one; the first one is enough."""
+    ignored = {
+        resource.name
+        for registration in registrations
+        for resource in registration.entry.managed_resources
+        if resource.is_ignored
+    }
+    for pod in pods:
+        marks = sorted(ignored & {*pod.resources})
+        if not pod.node and marks and resource_claims.UNKNOWN_RESOURCE_MESSAGE in pod.message:
+            actual = f"requests {marks[0]} beside a resource of a DeviceClass, and kube-scheduler counts both"
+            expected = "a pod without the resource that only marks it"
+            yield finding("resource-not-ignored", pod.where, actual, expected, remedy=_MARK_REMEDY)
+            return
 
 
 @check("weight-zero")
