@@ -9,6 +9,7 @@ import contextlib
 import json
 import shlex
 import shutil
+import ssl
 import statistics
 import subprocess
 import sys
@@ -158,6 +159,11 @@ def demo_cluster(folder: Path) -> Iterator[DemoCluster]:
         yield DemoCluster(server, folder)
 
 
+def loopback_client() -> httpx2.Client:
+    """A client for servers on this machine: through no proxy of the environment, and without certificates."""
+    return httpx2.Client(verify=ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT), trust_env=False)
+
+
 class ExtenderProcess:
     """A running `nodewise extender` with its URLs."""
 
@@ -177,10 +183,11 @@ class ExtenderProcess:
     def wait_ready(self, within_s: float = 60.0) -> float:
         """Wait until the extender is ready; return the waiting time in seconds."""
         began = time.monotonic()
-        for _ in _poll_until_deadline(within_s):
-            with contextlib.suppress(httpx2.TransportError):
-                if httpx2.get(f"{self.health_url}/readyz").is_success:
-                    return time.monotonic() - began
+        with loopback_client() as client:
+            for _ in _poll_until_deadline(within_s):
+                with contextlib.suppress(httpx2.TransportError):
+                    if client.get(f"{self.health_url}/readyz").is_success:
+                        return time.monotonic() - began
         raise Unavailable("the extender", [Problem("/readyz", f"not ready after {within_s:g} s", "ready")])
 
     def kill(self) -> None:
@@ -277,7 +284,8 @@ def entry(served: ExtenderProcess, **fields: Any) -> dict[str, Any]:
 def rejected_nodes(served: ExtenderProcess, nodes: list[str]) -> dict[str, str]:
     """The nodes that the extender rejects for a pod like those of the example, with reasons."""
     body = {"Pod": create_example_pod("probe"), "NodeNames": nodes}
-    answer = httpx2.post(f"{served.url}/scheduler/filter", json=body).json()
+    with loopback_client() as client:
+        answer = client.post(f"{served.url}/scheduler/filter", json=body).json()
     failed: dict[str, str] = answer["FailedAndUnresolvableNodes"] or {}
     return failed
 
@@ -409,7 +417,7 @@ _VERBS: Final = ("filter", "prioritize")
 def _median_ms(url: str, body: bytes) -> float:
     headers = {"Content-Type": "application/json"}
     times: list[float] = []
-    with httpx2.Client() as client:
+    with loopback_client() as client:
         for _ in range(_CALLS):
             began = time.perf_counter()
             client.post(url, content=body, headers=headers).raise_for_status()

@@ -1,7 +1,10 @@
-"""What `nodewise demo` prints at its end."""
+"""What `nodewise demo` prints at its end, and how it reaches its servers."""
 
 import subprocess
 import sys
+import threading
+from http import HTTPStatus
+from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 from typing import Any
 
@@ -29,3 +32,18 @@ def test_the_suggested_command_can_be_pasted_in_any_folder(
         done = subprocess.run(line, shell=True, check=False, capture_output=True, text=True, cwd=folder)
         assert (done.returncode, done.stderr) == (0, "")
         assert "rack1-a" in done.stdout
+
+
+@pytest.mark.parametrize("name", ["HTTP_PROXY", "http_proxy", "ALL_PROXY"])
+def test_requests_to_servers_of_the_demo_go_through_no_proxy(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(name, "http://127.0.0.1:9")
+    server = HTTPServer(("127.0.0.1", 0), BaseHTTPRequestHandler)
+    responding = threading.Thread(target=server.handle_request)
+    responding.start()
+    with demo.loopback_client() as client:
+        response = client.get(f"http://127.0.0.1:{server.server_port}/readyz")
+    responding.join()
+    server.server_close()
+    assert response.status_code == HTTPStatus.NOT_IMPLEMENTED, "the server itself responded"
