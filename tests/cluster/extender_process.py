@@ -12,6 +12,7 @@ from typing import Any
 import httpx2
 import yaml
 
+from tests import plain_http
 from tests.cluster import admission_policy_waits, api_user_kubeconfigs, child_processes, kubernetes_objects
 from tests.cluster.api_client import ClusterApi, Object, path_of
 from tests.cluster.api_user_kubeconfigs import User
@@ -141,7 +142,7 @@ def logged_events(process: Process, name: str = "") -> list[Object]:
 def gauge(process: Process, name: str) -> float | None:
     """The value of a metric without labels of an extender or controller; None before it is exported."""
     for event in logged_events(process, "started"):
-        match = re.search(rf"(?m)^nodewise_{name} (\S+)$", httpx2.get(f"{event['health']}/metrics").text)
+        match = re.search(rf"(?m)^nodewise_{name} (\S+)$", plain_http.get(f"{event['health']}/metrics").text)
         return float(match[1]) if match else None
     return None
 
@@ -179,12 +180,12 @@ class ExtenderProcess:
 
     def is_ready(self) -> bool:
         with contextlib.suppress(httpx2.TransportError):
-            return httpx2.get(f"{self.health}/readyz").status_code == httpx2.codes.OK
+            return plain_http.get(f"{self.health}/readyz").status_code == httpx2.codes.OK
         return False
 
     def decisions(self, pod: str) -> list[Object]:
         """The newest decisions about a pod."""
-        decisions: list[Object] = httpx2.get(f"{self.health}/decisions", params={"pod": pod}).json()[
+        decisions: list[Object] = plain_http.get(f"{self.health}/decisions", params={"pod": pod}).json()[
             "decisions"
         ]
         return decisions
@@ -200,7 +201,7 @@ class ExtenderProcess:
         )
 
     def _metrics(self) -> str:
-        return httpx2.get(f"{self.health}/metrics").text
+        return plain_http.get(f"{self.health}/metrics").text
 
     def wait_fetched(self, metric: str) -> None:
         """Waits until nodewise is ready and has fetched a metric."""

@@ -7,8 +7,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-import httpx2
-
+from tests import plain_http
 from tests.cluster import gpu_cluster, load_balancer, scheduler_calls
 from tests.cluster.api_client import Object
 from tests.cluster.controlplane import ControlPlane
@@ -144,5 +143,5 @@ def record_history(sandbox: Sandbox) -> Iterator[PodHistory]:
 
 def held_gpus(replica: ExtenderProcess) -> dict[str, Any]:
     """The GPUs that pods hold according to a replica: allocations by node and pod, without unused nodes."""
-    state = httpx2.get(f"{replica.health}/state/gpu", timeout=30).json()["nodes"]
+    state = plain_http.get(f"{replica.health}/state/gpu", timeout=30).json()["nodes"]
     return {name: node["pods"] for name, node in state.items() if node["pods"]}

@@ -10,9 +10,9 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-import httpx2
 import pytest
 
+from tests import plain_http
 from tests.cluster import extender_process, steady_filter_calls
 from tests.cluster.certificates import CertificateAuthority, IssuedCertificate
 from tests.cluster.extender_process import ROOT, ExtenderProcess
@@ -74,7 +74,7 @@ def nodewise(site: RotationFiles) -> Iterator[ExtenderProcess]:
 
 def metric(nodewise: ExtenderProcess, name: str, certificate: str) -> float | None:
     """The value of a metric of a certificate; None if it is missing."""
-    text = httpx2.get(f"{nodewise.health}/metrics").text
+    text = plain_http.get(f"{nodewise.health}/metrics").text
     match = re.search(rf'^nodewise_{name}\{{certificate="{certificate}"\}} (\S+)$', text, re.MULTILINE)
     return float(match[1]) if match else None
 

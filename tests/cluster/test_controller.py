@@ -10,6 +10,7 @@ import httpx2
 import pytest
 
 from nodewise.base import clock
+from tests import plain_http
 from tests.cluster import api_user_kubeconfigs, child_processes, extender_process
 from tests.cluster.api_user_kubeconfigs import User
 from tests.cluster.child_processes import Process
@@ -40,7 +41,7 @@ class ControllerReplica:
         if started is None:
             return False
         with contextlib.suppress(httpx2.TransportError):
-            return httpx2.get(f"{started['health']}/readyz").status_code == httpx2.codes.OK
+            return plain_http.get(f"{started['health']}/readyz").status_code == httpx2.codes.OK
         return False
 
 

@@ -10,13 +10,13 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import NamedTuple
 
-import httpx2
 import pytest
 import yaml
 
 from nodewise_cpu import cmk_names
 from nodewise_cpu.webhook import manifests as certificates
 from nodewise_cpu.webhook import manifests as webhook_manifests
+from tests import plain_http
 from tests.cluster import asgi_server_thread, controlplane, namespace_sandboxes
 from tests.cluster.api_client import ApiError, ClusterApi, Object, folder_of, path_of
 from tests.cluster.certificates import CertificateAuthority, CertificatePair
@@ -43,7 +43,7 @@ class RunningWebhook(NamedTuple):
 
     def count(self, outcome: str) -> float:
         """The number of reviews with this outcome."""
-        lines = httpx2.get(f"{self.health}/metrics").text.splitlines()
+        lines = plain_http.get(f"{self.health}/metrics").text.splitlines()
         name = f'nodewise_cpu_reviews_total{{outcome="{outcome}"}} '
         return sum(float(line.removeprefix(name)) for line in lines if line.startswith(name))
 

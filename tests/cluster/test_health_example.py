@@ -9,9 +9,9 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
-import httpx2
 import pytest
 
+from tests import plain_http
 from tests.cluster import (
     descheduler_run,
     extender_process,
@@ -169,7 +169,7 @@ def test_without_prometheus_verdicts_and_labels_hold_and_the_policy_says_so(
             suspended = re.compile(r"(?m)^nodewise_rules_suspended [1-9]")
             wait(
                 "the gauge is set",
-                lambda: suspended.search(httpx2.get(f"{running.health}/metrics").text),
+                lambda: suspended.search(plain_http.get(f"{running.health}/metrics").text),
             )
             assert "the last verdicts hold" in sandbox.expect_event(POLICY, "LostNodes")
         until_suspended(sandbox, "False")

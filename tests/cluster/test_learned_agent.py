@@ -4,9 +4,9 @@ import json
 from collections.abc import Iterator
 from pathlib import Path
 
-import httpx2
 import pytest
 
+from tests import plain_http
 from tests.cluster import api_user_kubeconfigs, child_processes, extender_process, kubernetes_objects
 from tests.cluster.api_client import ApiError, Object
 from tests.cluster.api_user_kubeconfigs import User
@@ -104,6 +104,6 @@ def _stored_type(plane: ControlPlane, sandbox: Sandbox) -> Object:
 
 def _tried_count(nodewise: ExtenderProcess, sandbox: Sandbox, node: str = "a") -> int:
     """The number of attempts of the type `web` on a node."""
-    types = httpx2.get(f"{nodewise.health}/state/learned").json()["types"]
+    types = plain_http.get(f"{nodewise.health}/state/learned").json()["types"]
     tried: int = types.get(f"{sandbox.namespace}/web", {}).get(node, {}).get("tried", 0)
     return tried

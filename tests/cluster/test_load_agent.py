@@ -6,11 +6,11 @@ from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
-import httpx2
 import pytest
 
 from nodewise_scorers.load.bound_load import POD_REQUESTS
 from nodewise_scorers.load.state import NODE_REQUESTS, PRESSURE_REQUESTS
+from tests import plain_http
 from tests.cluster import (
     debian_packages,
     extender_process,
@@ -49,7 +49,7 @@ def nodewise(plane: ControlPlane, usage: FakeResourceMetricsApi, tmp_path: Path)
 
 def predicted(nodewise: ExtenderProcess, node: str) -> Object:
     """The state of a node, as the admin port shows it."""
-    body = httpx2.get(f"{nodewise.health}/state/load", params={"node": node}).json()
+    body = plain_http.get(f"{nodewise.health}/state/load", params={"node": node}).json()
     state: Object = body["nodes"].get(node, {"cpu": {"predicted_share": None}})
     return state
 

@@ -9,6 +9,7 @@ from typing import Any
 import httpx2
 import pytest
 
+from tests import plain_http
 from tests.cluster import api_user_kubeconfigs, child_processes, extender_process, kubernetes_objects
 from tests.cluster.api_client import Object
 from tests.cluster.api_user_kubeconfigs import User
@@ -84,7 +85,7 @@ def keeper(plane: ControlPlane) -> User:
 
 
 def demand(running: ExtenderProcess) -> Any:
-    return httpx2.get(f"{running.health}/state/pigeon").json()
+    return plain_http.get(f"{running.health}/state/pigeon").json()
 
 
 @pytest.mark.usefixtures("forgotten")

@@ -29,7 +29,7 @@ from pathlib import Path
 import httpx2
 import pytest
 
-from tests import short_and_long_case_counts
+from tests import plain_http, short_and_long_case_counts
 from tests.cluster import (
     child_processes,
     controlplane,
@@ -144,7 +144,7 @@ class KillTestCluster:
         """A report for error messages: wrong results, the end of the diary, and nodewise's log and metrics."""
         shown = []
         with contextlib.suppress(httpx2.TransportError):
-            shown = httpx2.get(f"{self._served.health}/metrics").text.splitlines()
+            shown = plain_http.get(f"{self._served.health}/metrics").text.splitlines()
         kube = [line for line in shown if line.startswith("nodewise_kube")]
         return "\n".join([*self.wrong(), self.storm.diary_tail(), self.parts[-1].process.tail(40), *kube])
 
@@ -406,7 +406,7 @@ def test_more_changes_than_the_rate_allows_are_a_backlog_that_falls(
 
 
 def _gauge(running: ExtenderProcess, name: str) -> float:
-    lines = httpx2.get(f"{running.health}/metrics").text.splitlines()
+    lines = plain_http.get(f"{running.health}/metrics").text.splitlines()
     return next(float(line.split()[1]) for line in lines if line.startswith(f"{name} "))
 
 

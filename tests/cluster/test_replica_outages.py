@@ -18,10 +18,9 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-import httpx2
 import pytest
 
-from tests import short_and_long_case_counts
+from tests import plain_http, short_and_long_case_counts
 from tests.cluster import (
     controlplane,
     debian_packages,
@@ -332,7 +331,7 @@ PERIOD_S = 12.0
 
 def shown(replica: ExtenderProcess, metric: str) -> float:
     """The value of a gauge; `metric` includes its labels."""
-    lines = httpx2.get(f"{replica.health}/metrics").text.splitlines()
+    lines = plain_http.get(f"{replica.health}/metrics").text.splitlines()
     return next(float(line.split()[-1]) for line in lines if line.startswith(f"nodewise_{metric} "))
 
 

@@ -3,9 +3,8 @@
 import time
 from pathlib import Path
 
-import httpx2
-
 from nodewise.engine import pod_requeueing
+from tests import plain_http
 from tests.cluster import (
     api_server_front,
     device_objects,
@@ -29,7 +28,7 @@ WRITES = ("create", "patch", "delete")
 
 def writes(running: ExtenderProcess) -> float:
     """The number of write requests so far, except renewals of the Lease."""
-    lines = httpx2.get(f"{running.health}/metrics").text.splitlines()
+    lines = plain_http.get(f"{running.health}/metrics").text.splitlines()
     counters = [line for line in lines if line.startswith("nodewise_kube_requests_total{")]
     return sum(
         float(line.split()[1]) for line in counters if any(f'verb="{verb}"' in line for verb in WRITES)

@@ -8,13 +8,13 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import httpx2
 import pytest
 import yaml
 
 from nodewise.kube.resource_kinds import NODES, PODS
 from nodewise.scheduling_model import in_memory_api_http_server
 from nodewise.scheduling_model.in_memory_api import FakeApi
+from tests import plain_http
 from tests.cluster import child_processes, kubernetes_objects
 from tests.cluster.child_processes import Process
 from tests.cluster.extender_process import NODEWISE
@@ -128,4 +128,4 @@ def extender(collector: Collector, folder: Path, *options: str) -> Iterator[str]
 def post(url: str, body: object) -> Any:
     """The response to a request with the trace context of a client."""
     headers = {"Content-Type": "application/json", "traceparent": f"00-{TRACE}-{CALLER}-01"}
-    return httpx2.post(url, content=json.dumps(body).encode(), headers=headers).json()
+    return plain_http.post(url, content=json.dumps(body).encode(), headers=headers).json()

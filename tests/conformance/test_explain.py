@@ -7,12 +7,11 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import httpx2
 import pytest
 
 from nodewise.cli import demo
 from nodewise.cli.demo import ExtenderProcess
-from tests import forked_commands
+from tests import forked_commands, plain_http
 from tests.conformance.test_command_output_and_exit_codes import EXAMPLE, ROOT, run
 
 Json = dict[str, Any]
@@ -33,7 +32,7 @@ def pod(name: str = "demo-app-1", **labels: str) -> Json:
 def ask(served: ExtenderProcess, verb: str, nodes: list[str], pod: Json) -> Any:
     """Send a request in the form of kube-scheduler."""
     body = {"Pod": pod, "NodeNames": nodes}
-    return httpx2.post(f"{served.url}/scheduler/{verb}", json=body).json()
+    return plain_http.post(f"{served.url}/scheduler/{verb}", json=body).json()
 
 
 @pytest.fixture(scope="module")
@@ -226,7 +225,7 @@ def test_gpu_resource_and_shortage_are_shown(with_cards: ExtenderProcess) -> Non
     rows = [line for line in done.stdout.splitlines() if line.startswith(("two-cards", "four-linked"))]
     assert rows[0].split() == ["four-linked", "-", "-", "serve:", "card1", "-"]
     assert "card0 has 3G gpu.intel.com/memory.max left, 5G wanted: 2G too little" in rows[1]
-    page = httpx2.get(f"{with_cards.health_url}/decisions?pod=model-3").json()
+    page = plain_http.get(f"{with_cards.health_url}/decisions?pod=model-3").json()
     assert page["decisions"][0]["details"]["four-linked"] == {"gpu": "serve: card1"}
     report = json.loads(explain("gpu-demo/model-3", "--server", with_cards.health_url, "-o", "json").stdout)
     assert report["attempt"]["nodes"][0]["details"] == {"gpu": "serve: card1"}

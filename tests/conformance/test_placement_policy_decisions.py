@@ -5,12 +5,11 @@ import sys
 from pathlib import Path
 from typing import Any
 
-import httpx2
 import pytest
 
 from nodewise.cli import demo
 from nodewise.cli.demo import ExtenderProcess
-from tests import forked_commands
+from tests import forked_commands, plain_http
 from tests.filter_responses import rejected_nodes
 
 NODEWISE = Path(sys.executable).parent / "nodewise"
@@ -101,7 +100,7 @@ def body(*, labels: dict[str, str] | None = None) -> bytes:
 
 def ask(extender: ExtenderProcess, verb: str = "filter", **of_pod: Any) -> Any:
     headers = {"Content-Type": "application/json"}
-    return httpx2.post(f"{extender.url}/scheduler/{verb}", content=body(**of_pod), headers=headers).json()
+    return plain_http.post(f"{extender.url}/scheduler/{verb}", content=body(**of_pod), headers=headers).json()
 
 
 def test_decide_names_every_policy_and_the_nodes_it_rejects(folder: Path) -> None:

@@ -10,6 +10,7 @@ import pytest
 
 from nodewise.cli import demo
 from nodewise.cli.demo import ExtenderProcess
+from tests import plain_http
 
 POLICIES = """
 apiVersion: v1
@@ -67,7 +68,7 @@ def pod(namespace: str = "web", app: str = "web", **labels: str) -> dict[str, An
 
 
 def post(served: ExtenderProcess, verb: str, body: Mapping[str, Any]) -> Any:
-    answer = httpx2.post(f"{served.url}/scheduler/{verb}", json=body)
+    answer = plain_http.post(f"{served.url}/scheduler/{verb}", json=body)
     assert answer.status_code == httpx2.codes.OK, answer.text
     return answer.json()
 

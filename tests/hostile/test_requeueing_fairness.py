@@ -4,9 +4,9 @@ from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 
-import httpx2
 import pytest
 
+from tests import plain_http
 from tests.cluster import extender_process, gpu_cluster, kubernetes_objects
 from tests.cluster.controlplane import ControlPlane
 from tests.cluster.namespace_sandboxes import wait
@@ -29,7 +29,7 @@ def cluster(plane: ControlPlane, tmp_path: Path) -> Iterator[TenantCluster]:
 
 def _waiting(cluster: TenantCluster) -> int:
     """The number of waiting pods that nodewise filters again."""
-    text = httpx2.get(f"{cluster.served.health}/metrics").text
+    text = plain_http.get(f"{cluster.served.health}/metrics").text
     lines = [line for line in text.splitlines() if line.startswith("nodewise_pods_waiting ")]
     return int(float(lines[0].split()[1])) if lines else 0
 

@@ -9,10 +9,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import httpx2
-
 from nodewise_cpu import cmk_names, procfs
 from nodewise_cpu.cpusets import container_cpusets
+from tests import plain_http
 from tests.cluster import child_processes
 from tests.cluster.api_client import Object
 from tests.cluster.api_user_kubeconfigs import User
@@ -88,7 +87,7 @@ class CpuManagerOnNode:
         wait("one more sweep", lambda: True if self._sweeps() >= begun + 2 else None)
 
     def _sweeps(self) -> int:
-        metrics = httpx2.get(f"http://127.0.0.1:{self._health_port}/metrics").text
+        metrics = plain_http.get(f"http://127.0.0.1:{self._health_port}/metrics").text
         (count,) = re.findall(r"^nodewise_cpu_sweep_seconds_count (\S+)", metrics, re.MULTILINE)
         return int(float(count))
 

@@ -15,6 +15,7 @@ import httpx2
 
 from nodewise.scheduling_model import in_memory_api_http_server
 from nodewise.scheduling_model.in_memory_api import FakeApi
+from tests import plain_http
 from tests.cluster import asgi_server_thread, extender_process, gpu_cluster, namespace_sandboxes
 from tests.cluster.api_client import ClusterApi, Object, path_of
 from tests.cluster.certificates import CertificateAuthority
@@ -140,7 +141,7 @@ class GasEnvironment:
 
     def allocations(self, served: ExtenderProcess, node: str) -> Books:
         """The allocated amounts on a node, by GPU and resource."""
-        answer = httpx2.get(f"{served.health}/state/gpu", params={"node": node}).raise_for_status()
+        answer = plain_http.get(f"{served.health}/state/gpu", params={"node": node}).raise_for_status()
         cards = answer.json()["nodes"].get(node, {"cards": {}})["cards"]
         return {name: card["held"] for name, card in cards.items() if card["held"]}
 

@@ -18,7 +18,7 @@ import pytest
 import yaml
 from cryptography import x509
 from cryptography.hazmat.primitives.asymmetric import ec
-from tests import forked_commands
+from tests import forked_commands, plain_http
 
 from cpu_tests.conformance import case_table_rows, webhook_process
 from cpu_tests.conformance.case_table_rows import StoryRow, WebhookHttpRow, WebhookRow
@@ -256,7 +256,7 @@ def bad_mutations(folder: Path) -> None:
             "warning", "cpu_mutations_failed", "mutations.perPod", "[1]", "a mapping"
         )
         assert running.process.log_line_has("cpu_mutations_failed", "mutations.perpod", "unknown")
-        assert "nodewise_cpu_mutations_failing 1.0" in httpx2.get(f"{running.health}/metrics").text
+        assert "nodewise_cpu_mutations_failing 1.0" in plain_http.get(f"{running.health}/metrics").text
         running.mutations.unlink()
         assert running.post(request).status_code == 500
         assert running.process.log_line_has("cpu_mutations_failed", "No such file")
@@ -264,7 +264,7 @@ def bad_mutations(folder: Path) -> None:
         assert {"op": "add", "path": "/metadata/labels", "value": {"a": "b"}} in running.operations(
             webhook_process.pod_with_request()
         )
-        assert "nodewise_cpu_mutations_failing 0.0" in httpx2.get(f"{running.health}/metrics").text
+        assert "nodewise_cpu_mutations_failing 0.0" in plain_http.get(f"{running.health}/metrics").text
     ended = started(folder, "--insecure=True", mutations={"perPod": [1]})
     assert ended.returncode == 2
     assert "mutations.perPod: [1]; expected a mapping" in ended.stderr

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import httpx2
 import pytest
+from tests import plain_http
 from tests.cluster import child_processes
 from tests.cluster.child_processes import Process
 from tests.cluster.extender_process import NODEWISE
@@ -71,7 +72,7 @@ def test_250_at_level_error_the_start_tells_the_level_and_nothing_else(tmp_path:
 
     def answers() -> bool:
         with contextlib.suppress(httpx2.TransportError):
-            return httpx2.get(f"http://127.0.0.1:{port}/version", trust_env=False).is_success
+            return plain_http.get(f"http://127.0.0.1:{port}/version").is_success
         return False
 
     try:
