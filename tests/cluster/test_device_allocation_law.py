@@ -11,8 +11,8 @@ import msgspec
 import pytest
 
 from nodewise.base import cooperative_scheduling
-from nodewise.devices import device_allocation
-from nodewise.devices.device_allocation import DeviceUse, NotPredicted
+from nodewise.devices import device_allocation, device_inventory
+from nodewise.devices.device_allocation import NotPredicted
 from nodewise.devices.device_inventory import DeviceInventory, DeviceInventoryBuilder
 from nodewise.devices.device_selectors import device_matches
 from nodewise.devices.resource_claims import (
@@ -24,12 +24,11 @@ from nodewise.devices.resource_claims import (
 )
 from nodewise.devices.resource_slices import (
     EMPTY,
-    DeviceId,
     ResourceSlice,
     ResourceSliceObject,
     parse_resource_slice,
 )
-from nodewise.kube.store import Change
+from nodewise.kube.store import Key, difference
 from tests import short_and_long_case_counts
 from tests.cluster import program_cache
 from tests.cluster.conftest import get_or_skip
@@ -133,6 +132,8 @@ class Cases:
                         self.device(f"d{part}{at}", has_counters) for at in range(self._random.randint(1, 4))
                     ]
                     scope = self._random.choice(SCOPES)
+                    if has_counters and self.maybe(0.3):
+                        scope = {"nodeName": self._random.choice(["n1", "n2"])}
                     if by_device:
                         scope = {"perDeviceNodeSelection": True}
                         for device in devices:
@@ -271,49 +272,35 @@ def _slice(name: str, spec: Object) -> Object:
     return {"metadata": {"name": name}, "spec": spec}
 
 
-def use_of(claims: list[ResourceClaim]) -> DeviceUse:
-    taken: set[DeviceId] = set()
-    shared: dict[DeviceId, dict[str, int]] = {}
-    for claim in claims:
-        for held in claim.devices:
-            if held.share_id:
-                amounts = shared.setdefault(held.device, {})
-                for name, nano in held.consumed_capacity.items():
-                    amounts[name] = amounts.get(name, 0) + nano
-            elif not held.is_admin_access:
-                taken.add(held.device)
-    return DeviceUse(taken, shared)
-
-
-class FollowedSlices:
-    """The inventory of slices that change."""
+class FollowedObjects:
+    """The inventory of slices and claims that change."""
 
     def __init__(self) -> None:
         self._builder = DeviceInventoryBuilder()
-        self._slices: dict[str, ResourceSlice] = {}
+        self._slices: dict[Key, ResourceSlice] = {}
+        self._claims: dict[Key, ResourceClaim] = {}
 
-    def update(self, documents: list[Object]) -> DeviceInventory:
-        parsed = [parse_resource_slice(msgspec.convert(each, ResourceSliceObject)) for each in documents]
-        before, self._slices = self._slices, {item.metadata.name: item for item in parsed}
-        changes = [
-            (("", name), Change(before.get(name), self._slices.get(name)))
-            for name in sorted({*before, *self._slices})
-            if before.get(name) != self._slices.get(name)
+    def update(self, case: Object) -> DeviceInventory:
+        slices = [parse_resource_slice(msgspec.convert(each, ResourceSliceObject)) for each in case["Slices"]]
+        claims = [
+            parse_resource_claim(msgspec.convert(each, ResourceClaimObject)) for each in case["Allocated"]
         ]
-        return cooperative_scheduling.run_without_pauses(self._builder.update(changes, ()))
+        before = self._slices, self._claims
+        self._slices = {("", item.metadata.name): item for item in slices}
+        self._claims = {("", f"{number}"): claim for number, claim in enumerate(claims)}
+        changes = difference(before[0], self._slices).items(), difference(before[1], self._claims).items()
+        return cooperative_scheduling.run_without_pauses(self._builder.update(*changes))
 
 
 def predicted(case: Object, inventory: DeviceInventory) -> Any:
     """The request and device of each claim; the reason if they are not predicted; None if the claims do not fit."""
     node = case["Node"]["metadata"]
-    pools = inventory.of(node["name"], node["labels"]).pools
+    of_node = inventory.of(node["name"], node["labels"])
     classes = [parse_device_class(msgspec.convert(each, DeviceClassObject)) for each in case["Classes"]]
-    claims, others = (
-        [parse_resource_claim(msgspec.convert(each, ResourceClaimObject)) for each in case[key]]
-        for key in ("Claims", "Allocated")
-    )
+    claims = [parse_resource_claim(msgspec.convert(each, ResourceClaimObject)) for each in case["Claims"]]
     by_name = {each.metadata.name: each for each in classes}
-    prediction = device_allocation.predict_devices(pools, claims, by_name, use_of(others), device_matches)
+    use = device_inventory.device_use(of_node)
+    prediction = device_allocation.predict_devices(of_node.pools, claims, by_name, use, device_matches)
     if prediction is None or isinstance(prediction, NotPredicted):
         return prediction
     listed: list[list[Any]] = [[] for _ in claims]
@@ -384,7 +371,7 @@ def test_prediction_is_the_allocation_of_kubernetes(upstream: Callable[[Object],
     different, counts = [], Counter[str]()
     for seed in range(CASES):
         case = Cases(seed).case()
-        actual, ours = allocated(upstream(case)), predicted(case, FollowedSlices().update(case["Slices"]))
+        actual, ours = allocated(upstream(case)), predicted(case, FollowedObjects().update(case))
         kind, is_equal = compared(actual, ours)
         counts[kind] += 1
         if not is_equal:
@@ -397,10 +384,10 @@ def test_prediction_is_the_allocation_of_kubernetes(upstream: Callable[[Object],
 def test_prediction_follows_pools_whose_slices_change(upstream: Callable[[Object], Object]) -> None:
     different, counts = [], Counter[str]()
     for seed in range(LIFE_CYCLES):
-        life_cycle, followed = LifeCycle(seed), FollowedSlices()
+        life_cycle, followed = LifeCycle(seed), FollowedObjects()
         for step in range(STEPS):
             case = life_cycle.step()
-            inventory = followed.update(case["Slices"])
+            inventory = followed.update(case)
             for node in NODES:
                 case["Node"] = node
                 actual, ours = allocated(upstream(case)), predicted(case, inventory)

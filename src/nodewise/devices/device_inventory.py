@@ -6,7 +6,7 @@ never changes once it was returned. An incomplete pool keeps the devices that ar
 """
 
 from collections import Counter
-from collections.abc import Generator, Iterable, Mapping
+from collections.abc import Generator, Iterable, Mapping, Sequence
 from typing import Final, Literal, NamedTuple
 
 from nodewise.devices.device_allocation import DeviceUse
@@ -50,7 +50,8 @@ class NodeDevices(NamedTuple):
     pools: tuple[NodeDevicePool, ...] = ()
     """By driver and name."""
     holders: Mapping[DeviceId, tuple[DeviceHolder, ...]] = EMPTY
-    """By device, the claims that have it; claims with admin access do not count as having it."""
+    """By device, the claims that have it; claims with admin access do not count as having it. Also of devices of other
+    nodes that share a counter set with devices of this node."""
     taint_rules: Mapping[DeviceId, tuple[DeviceTaintRule, ...]] = EMPTY
     """By device, the DeviceTaintRules that taint it; by name."""
 
@@ -194,6 +195,8 @@ class DeviceInventoryBuilder:
         self._nodes_of_pool: dict[PoolId, frozenset[str] | None] = {}
         """None: pools of the network."""
         self._pools_of_node: dict[str, set[PoolId]] = {}
+        self._consumers: dict[PoolId, Mapping[str, frozenset[DeviceId]]] = {}
+        """By pool, `_consumers_elsewhere`."""
         self._holders: dict[PoolId, dict[DeviceId, tuple[DeviceHolder, ...]]] = {}
         self._rules = _TaintRules()
         self._nodes: dict[str, NodeDevices] = {}
@@ -289,6 +292,9 @@ class DeviceInventoryBuilder:
                 continue
             for item in self._pools[pool].every:
                 nodes.update((each.scope or item.scope).node for each in item.devices if each.name in of_pool)
+            for node, consumers in self._consumers.get(pool, EMPTY).items():
+                if any(DeviceId(*pool, name) in consumers for name in of_pool):
+                    nodes.add(node)
         return nodes
 
     def _rebuild_pool(self, pool: PoolId) -> set[str]:
@@ -299,6 +305,7 @@ class DeviceInventoryBuilder:
         slices, before = self._slices.get(pool), self._pools.pop(pool, None)
         if not slices:
             self._slices.pop(pool, None)
+            self._consumers.pop(pool, None)
             return set(nodes_before)
         current = group_pool(slices.values())
         if before is not None and current.newest == before.newest:
@@ -306,6 +313,7 @@ class DeviceInventoryBuilder:
             current = current._replace(newest=before.newest)
         self._pools[pool], self._nodes_of_pool[pool] = current, current.nodes()
         nodes = self._nodes_of_pool[pool] or frozenset()
+        self._consumers[pool] = _consumers_elsewhere(current.every)
         for node in nodes:
             self._pools_of_node.setdefault(node, set()).add(pool)
         # the holders of a node also depend on whether it is the only one
@@ -322,18 +330,38 @@ class DeviceInventoryBuilder:
             self._nodes.pop(node, None)
             return
         devices = [device.id for each in of_node for device in each.devices]
-        rebuilt = NodeDevices(of_node, self._holders_of(pools, devices), self._rules.by_device(devices))
+        holders = self._holders_of(node, pools, devices)
+        rebuilt = NodeDevices(of_node, holders, self._rules.by_device(devices))
         if rebuilt != self._nodes.get(node):
             self._nodes[node] = rebuilt
 
     def _holders_of(
-        self, pools: Iterable[PoolId], devices: Iterable[DeviceId]
+        self, node: str, pools: Iterable[PoolId], devices: Sequence[DeviceId]
     ) -> Mapping[DeviceId, tuple[DeviceHolder, ...]]:
-        """The holders of the devices of a node, which are of these pools."""
+        """The holders of the devices of a node, which are of these pools, and of devices whose counters it shares."""
         holders: dict[DeviceId, tuple[DeviceHolder, ...]] = {}
         for pool in pools:
             of_pool = self._holders.get(pool, {})
             # a claim keeps a device that its driver does not offer any more
             names = of_pool if len(self._nodes_of_pool[pool] or ()) == 1 else devices
-            holders |= {device: of_pool[device] for device in names if device in of_pool}
+            elsewhere = self._consumers.get(pool, EMPTY).get(node, ())
+            holders |= {device: of_pool[device] for device in (*names, *elsewhere) if device in of_pool}
         return holders or EMPTY
+
+
+def _consumers_elsewhere(slices: Sequence[ResourceSlice]) -> Mapping[str, frozenset[DeviceId]]:
+    """By node, the devices that share a counter set with its own ones, for sets of devices of several nodes."""
+    if not any(item.counter_sets for item in slices):
+        return EMPTY
+    nodes: dict[str, set[str]] = {}
+    consumers: dict[str, set[DeviceId]] = {}
+    for item in slices:
+        for device in item.devices:
+            for consumption in device.consumes_counters:
+                nodes.setdefault(consumption.counter_set, set()).add((device.scope or item.scope).node)
+                consumers.setdefault(consumption.counter_set, set()).add(device.id)
+    by_node: dict[str, frozenset[DeviceId]] = {}
+    for counter_set, of_set in nodes.items():
+        for node in of_set if len(of_set) > 1 else ():
+            by_node[node] = by_node.get(node, frozenset()) | consumers[counter_set]
+    return by_node

@@ -177,6 +177,27 @@ def test_prediction_for_a_node_does_not_read_the_slices_of_other_nodes() -> None
     assert CountedDevices.reads == 0
 
 
+def test_counters_are_used_up_by_devices_of_another_node() -> None:
+    size = {"resourceSliceCount": 3}
+    counters = [{"name": "set", "counters": {"units": {"value": "1"}}}]
+    use = [{"counterSet": "set", "counters": {"units": {"value": "1"}}}]
+    slices = keyed(
+        slice_of("counters", "n1", sharedCounters=counters, pool=size),
+        *(slice_of(n, n, devices=[{"name": n, "consumesCounters": use}], pool=size) for n in ("n1", "n2")),
+    )
+    builder = DeviceInventoryBuilder()
+
+    def blocked(inventory: DeviceInventory) -> list[str]:
+        of_node = inventory.of("n2")
+        use = device_inventory.device_use(of_node)
+        return [each.device for each in device_allocation.blocked_devices(of_node.pools, use)]
+
+    assert not blocked(updated(builder, ({}, {}), (slices, {})))
+    held = {("d", "c"): holding("n1")}
+    assert blocked(updated(builder, (slices, {}), (slices, held))) == ["n2"]
+    assert not blocked(updated(builder, (slices, held), (slices, {})))
+
+
 def test_any_sequence_of_changes_gives_the_inventory_of_its_end() -> None:
     draw = random.Random(39)
     builder = DeviceInventoryBuilder()

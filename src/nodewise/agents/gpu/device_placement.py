@@ -589,11 +589,14 @@ def _may_match(device: Device, selectors: Sequence[str]) -> bool:
 
 def _has_devices(inventory: DeviceInventory, node: str, pod: ObjectKey) -> bool:
     """Whether a claim that is reserved for the pod has devices on the node."""
-    return any(
-        holder.claim[0] == pod[0] and pod[1] in holder.pods
-        for holders in inventory.nodes.get(node, NodeDevices()).holders.values()
+    devices = inventory.nodes.get(node, NodeDevices())
+    held = [
+        device
+        for device, holders in devices.holders.items()
         for holder in holders
-    )
+        if holder.claim[0] == pod[0] and pod[1] in holder.pods
+    ]
+    return bool(held) and not {device.id for device in devices.devices()}.isdisjoint(held)
 
 
 def _milli_by_position(
