@@ -362,6 +362,8 @@ def _consumers_elsewhere(slices: Sequence[ResourceSlice]) -> Mapping[str, frozen
                 consumers.setdefault(consumption.counter_set, set()).add(device.id)
     by_node: dict[str, frozenset[DeviceId]] = {}
     for counter_set, of_set in nodes.items():
+        devices = frozenset(consumers[counter_set])
         for node in of_set if len(of_set) > 1 else ():
-            by_node[node] = by_node.get(node, frozenset()) | consumers[counter_set]
+            # nodes with one set have the same object, so that memory does not grow with the square of their number
+            by_node[node] = by_node[node] | devices if node in by_node else devices
     return by_node
