@@ -610,3 +610,40 @@ class TestTrust:
         )
 
     PLAIN: ClassVar = {"metricname": "health_metric", "operator": "Equals", "target": 2}
+
+
+class TestStandardStreams:
+    @pytest.mark.parametrize(
+        "words",
+        [
+            "--help",
+            f"decide {EXAMPLE}",
+            f"decide {EXAMPLE} -o json",
+            f"policy convert {TASPOLICY_EXAMPLE}/policy.yaml",
+        ],
+    )
+    def test_a_full_disk_is_reported_in_one_line(self, words: str) -> None:
+        with Path("/dev/full").open("w") as full:
+            done = subprocess.run(
+                [NODEWISE, *words.split()],
+                stdout=full,
+                stderr=subprocess.PIPE,
+                text=True,
+                cwd=ROOT,
+                check=False,
+            )
+        assert (done.returncode, done.stderr) == (
+            1,
+            "nodewise: cannot write: No space left on device; expected space for the output\n",
+        )
+
+    @pytest.mark.parametrize("closed", ["<&-", ">&-", "2>&-"])
+    def test_a_closed_stream_is_no_error(self, closed: str) -> None:
+        done = subprocess.run(
+            ["/bin/sh", "-c", f'exec "$0" decide {EXAMPLE} {closed}', NODEWISE],
+            capture_output=True,
+            text=True,
+            cwd=ROOT,
+            check=False,
+        )
+        assert (done.returncode, done.stderr) == (0, "")

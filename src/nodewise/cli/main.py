@@ -1,11 +1,14 @@
 """The table of commands. A command's module is imported only when it is called, so that `--help` is fast."""
 
 import contextlib
+import errno
 import gc
+import os
 import re
 import sys
 from collections.abc import Mapping, Sequence
 from importlib import import_module
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NoReturn
 
 import click
@@ -58,6 +61,7 @@ CONTEXT: Final = {"help_option_names": ["-h", "--help"], "max_content_width": 11
 """Context settings of all command lines."""
 _HELP_FLAGS: Final = frozenset({"-h", "--help", "--help-all", "--help-topic"})
 _MAX_ERROR_LENGTH: Final = 10_000  # maximum number of characters of an error message
+_WRITE_ERRORS: Final = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO})
 
 
 class CommandTable(click.Group):
@@ -201,6 +205,7 @@ def run(
 ) -> NoReturn:
     """Run a command line. An error becomes one line on stderr and an exit code."""
     words = list(arguments) if arguments is not None else None
+    _open_missing_streams()
     try:
         code = program.main(args=words, prog_name=name, standalone_mode=False)
     except click.exceptions.Exit as done:
@@ -217,7 +222,21 @@ def run(
     except BrokenPipeError:
         sys.stderr.close()
         code = 0
+    except OSError as error:
+        if error.filename is not None or error.errno not in _WRITE_ERRORS:
+            raise
+        terminal_output.print_message(f"cannot write: {error.strerror}; expected space for the output")
+        # at the end, Python would try to write what is left
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        code = terminal_output.FAILED
     sys.exit(code if isinstance(code, int) else 0)
+
+
+def _open_missing_streams() -> None:
+    """Python has None in place of a standard stream that whoever started this process closed."""
+    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
+        if getattr(sys, name) is None:
+            setattr(sys, name, Path(os.devnull).open(mode))  # noqa: SIM115 - open until the end
 
 
 def run_as_kubectl_plugin() -> NoReturn:
