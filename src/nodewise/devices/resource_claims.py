@@ -88,6 +88,8 @@ class AllocatedDevice(NamedTuple):
     share_id: str = ""
     consumed_capacity: Amounts = EMPTY
     """Nano-units by qualified name of the capacity."""
+    binding_conditions: tuple[str, ...] = ()
+    """The conditions that the device must have in the status of the claim before kube-scheduler binds the pod."""
 
 
 class ClaimConsumer(msgspec.Struct, frozen=True, gc=False):
@@ -258,6 +260,7 @@ class _Result(msgspec.Struct, frozen=True, gc=False, rename="camel"):
     admin_access: bool | None = None
     share_id: str | None = msgspec.field(default=None, name="shareID")
     consumed_capacity: dict[str, Quantity] | None = None
+    binding_conditions: tuple[str, ...] | None = None
 
 
 class _Results(msgspec.Struct, frozen=True, gc=False):
@@ -388,4 +391,5 @@ def _parse_result(item: _Result) -> AllocatedDevice:
         bool(item.admin_access),
         item.share_id or "",
         consumed,
+        item.binding_conditions or (),
     )

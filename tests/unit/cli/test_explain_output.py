@@ -252,6 +252,19 @@ def test_allocated_devices_are_shown_without_a_decision(capsys: pytest.CaptureFi
     assert "  kube-scheduler allocated devices gpu: gpu-3, gpu-4" in output
 
 
+def test_pod_that_waits_for_conditions_of_its_devices(capsys: pytest.CaptureFixture[str]) -> None:
+    lookup = on_node("")
+    assert lookup.state is not None
+    waiting = lookup.state._replace(devices=("nic: f-1",), binding_conditions=("attached",))
+    output = printed_lines(
+        capsys, create_explanation(decision(heat="70 71"), lookup=lookup._replace(state=waiting))
+    )
+    expected = (
+        "kube-scheduler allocated devices nic: f-1, and binds the pod when they have the condition attached"
+    )
+    assert expected in output
+
+
 COOL, WIDE = "placement policy d/cool", "cluster placement policy wide"
 
 

@@ -10,7 +10,7 @@ from nodewise.agents.telemetry import KIND
 from nodewise.base.errors import Problem, Refused
 from nodewise.cli.explain import pod_state
 from nodewise.cli.explain.pod_state import PodReadResult
-from nodewise.kube.resource_kinds import NAMESPACES, PODS
+from nodewise.kube.resource_kinds import NAMESPACES, PODS, RESOURCE_CLAIMS
 from nodewise.policies.options import TelemetryOptions
 from nodewise.scheduling_model.in_memory_api import FakeApi
 
@@ -111,6 +111,25 @@ def test_policies_that_may_not_be_listed_hide_nothing_else() -> None:
     assert result.policies_error == (
         "no right to list placementpolicies.nodewise.io and clusterplacementpolicies.nodewise.io"
     )
+
+
+@pytest.mark.parametrize(("is_own", "conditions"), [(True, ("attached",)), (False, ())])
+def test_conditions_of_devices_that_are_allocated_for_the_pod(
+    is_own: bool, conditions: tuple[str, ...]
+) -> None:
+    api = FakeApi(RESOURCE_CLAIMS)
+    spec = {"resourceClaims": [{"name": "nic", "resourceClaimName": "c"}]}
+    pod = api.put(PODS, {"metadata": {"name": "shop", "namespace": "web"}, "spec": spec})
+    consumer = pod["metadata"]["uid"] if is_own else "other"
+    device = {"request": "r", "driver": "d", "pool": "p", "device": "f-1", "bindingConditions": ["attached"]}
+    status = {
+        "allocation": {"devices": {"results": [device]}},
+        "reservedFor": [{"resource": "pods", "name": "shop", "uid": consumer}],
+    }
+    api.put(RESOURCE_CLAIMS, {"metadata": {"name": "c", "namespace": "web"}, "status": status})
+    state = read(api).state
+    assert state is not None
+    assert (state.devices, state.binding_conditions) == (("r: f-1",), conditions)
 
 
 def test_a_pod_that_does_not_exist() -> None:

@@ -206,6 +206,8 @@ class PodState(NamedTuple):
     """A label key that is nearly the one that names a policy; empty if there is none."""
     devices: tuple[str, ...] = ()
     """The DRA devices of its claims, such as `gpu: gpu-3, gpu-4`."""
+    binding_conditions: tuple[str, ...] = ()
+    """The conditions that devices which were allocated for it must have before it is bound."""
     has_claims: bool = False
     """Whether its spec has ResourceClaims."""
 
@@ -307,7 +309,7 @@ async def read_pod(
         return PodReadResult(None, gone=True, missing=missing)
     except NodewiseError as error:
         return PodReadResult(None, error=str(error))
-    state = to_pod_state(pod)._replace(devices=await _read_devices(api, namespace, pod, timeout_s))
+    state = await _add_devices(to_pod_state(pod), api, namespace, pod, timeout_s)
     try:
         policies = await _read_pod_policies(api, body, own_namespace)
         native = await _read_native_state(api, pod, policies.by_label, own_namespace)
@@ -322,9 +324,12 @@ async def read_pod(
     )
 
 
-async def _read_devices(api: Api, namespace: str, pod: _Pod, timeout_s: float) -> tuple[str, ...]:
-    """The devices of the pod's claims by request; without the right to read claims, none."""
+async def _add_devices(
+    state: PodState, api: Api, namespace: str, pod: _Pod, timeout_s: float
+) -> PodState:  # complexity: the devices of each claim
+    """The state with the devices of the pod's claims by request; without the right to read claims, with none."""
     by_request: dict[str, list[str]] = {}
+    conditions: dict[str, None] = {}
     claims = resource_claims.claims_of_pod(ClaimingPodSpec(pod.spec.resourceClaims), pod.status)
     for name in [each.claim for each in claims if each.claim][:_MOST_CLAIMS]:
         try:
@@ -334,7 +339,10 @@ async def _read_devices(api: Api, namespace: str, pod: _Pod, timeout_s: float) -
             continue
         for each in claim.devices:
             by_request.setdefault(each.request, []).append(each.device.device)
-    return tuple(f"{request}: {', '.join(devices)}" for request, devices in by_request.items())
+            if any(consumer.uid == state.uid for consumer in claim.reserved_for):
+                conditions.update(dict.fromkeys(each.binding_conditions))
+    devices = tuple(f"{request}: {', '.join(devices)}" for request, devices in by_request.items())
+    return state._replace(devices=devices, binding_conditions=tuple(conditions))
 
 
 def decode_pod(body: bytes) -> _Pod:

@@ -629,8 +629,10 @@ def _explanation_remark_lines(state: PodState | None, explanation: Explanation) 
 
 
 def _device_lines(state: PodState | None) -> Iterator[str]:
-    if state and state.node and state.devices:
-        yield f"kube-scheduler allocated devices {'; '.join(state.devices)}"
+    if state and state.devices and (state.node or state.binding_conditions):
+        conditions = " and ".join(state.binding_conditions)
+        waits = "" if state.node else f", and binds the pod when they have the condition {conditions}"
+        yield f"kube-scheduler allocated devices {'; '.join(state.devices)}{waits}"
 
 
 def _format_bind(bound: Decision) -> str:
