@@ -40,9 +40,9 @@ else
 	@$(BIN)/nodewise demo
 endif
 
-# Workers take files from one queue. Tests with processes wait for them half of the time, so two more workers than cores
-# have work.
-WORKERS = -n $$(($$(nproc) + 2))
+# Workers take files from one queue. Tests with processes wait for them half of the time, so more workers than cores have
+# work: two more for `make test`, and one more beside the programs of clusters.
+WORKERS = -n $$(($$(nproc) + 1))
 # Some machines forbid Python to write byte code; every run and process would then compile all modules again.
 PYTEST_PROGRAM = $(BIN)/pytest
 PYTEST_ANY_ORDER = env -u PYTHONDONTWRITEBYTECODE $(if $(REQUIRE),TESTS_REQUIRE=$(REQUIRE)) $(PYTEST_PROGRAM) --dist loadfile --no-loadscope-reorder -rfEs
@@ -60,7 +60,7 @@ WITHOUT_PROGRAM_TESTS = --ignore=tests/cluster --ignore=tests/node
 TEST_FOLDERS = $(if $(PACKAGE),packages/nodewise-$(PACKAGE),)
 
 test: $(VENV)/.dev ## units, laws, hostile input, numbered cases: no servers, no root; PYTHON=python3.13, PACKAGE=cpu or scorers
-	@$(PYTEST) $(WORKERS) -m 'not (cluster or root or long)' $(WITHOUT_PROGRAM_TESTS) $(TEST_FOLDERS) $(ARGS)
+	@$(PYTEST) -n $$(($$(nproc) + 2)) -m 'not (cluster or root or long)' $(WITHOUT_PROGRAM_TESTS) $(TEST_FOLDERS) $(ARGS)
 
 test-cluster: $(VENV)/.dev ## tests that need real programs or root; REQUIRE=all: a test that cannot run here fails
 	@$(BIN)/python -m tests.cluster.program_cache > /dev/null || true
